@@ -1,0 +1,147 @@
+# paged: one non-recursive Makefile. Folder = static archive; a new source file needs no listing.
+#
+#   make            build/bin/paged and build/bin/paged-worker
+#   make test       build and run the C tests, then the end-to-end tests (pytest)
+#   make bench | check | format | fuzz | install DESTDIR= PREFIX= | clean
+#   make SAN=address,undefined        sanitizer build, in its own folder
+#   make V=1        show commands;  WERROR=1  warnings are errors;  BUILD=DIR  another build folder
+
+SAN     ?=
+BUILD   ?= build$(if $(SAN),-$(subst $(comma),-,$(SAN)))
+PREFIX  ?= /usr/local
+bindir   = $(PREFIX)/bin
+comma   := ,
+
+CC      ?= gcc
+AR      ?= ar
+PYTHON  ?= python3
+Q       := $(if $(V),,@)
+say      = $(if $(V),,@echo "  $(1)	$(patsubst $(BUILD)/%,%,$@)";)
+
+# --- flags ------------------------------------------------------------------------------------------------
+WARN    := -Wall -Wextra -Wshadow -Wvla -Wundef -Wstrict-prototypes -Wmissing-prototypes \
+           -Wno-missing-field-initializers $(if $(WERROR),-Werror)
+OPT     ?= $(if $(SAN),-O1,-O2)
+DEBUG   ?= $(if $(SAN),1,0)
+LLHTTP_INC := $(if $(wildcard /usr/include/llhttp.h),,$(if $(wildcard /usr/share/include/llhttp/llhttp.h),-isystem /usr/share/include/llhttp))
+# Debian 12 ships llhttp as C source only: those files are compiled from where the package put them.
+LLHTTP_SRC := $(if $(wildcard /usr/include/llhttp.h),,$(wildcard /usr/share/llhttp/*.c))
+CFLAGS_ALL := -std=c17 -D_GNU_SOURCE -DPGD_DEBUG=$(DEBUG) $(OPT) -g -fno-omit-frame-pointer -fvisibility=hidden \
+              -ffunction-sections -fdata-sections -I. $(WARN) \
+              $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=undefined) $(CFLAGS)
+LDFLAGS_ALL := -Wl,--gc-sections $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
+LIBS_COMMON := -lcjson -lcrypto -lpthread -lm
+LIBS_ENGINE := -luv -lnng $(if $(LLHTTP_SRC),,-lllhttp) -lutf8proc -linih $(LIBS_COMMON)
+LIBS_WORKER := -lnng $(LIBS_COMMON) -linih
+
+# A change of flags rebuilds: the flags are written at parse time, and only when they differ.
+FLAGS_NOW := $(CC) $(CFLAGS_ALL) $(LDFLAGS_ALL)
+$(shell mkdir -p $(BUILD); printf '%s' '$(FLAGS_NOW)' | cmp -s - $(BUILD)/flags || printf '%s' '$(FLAGS_NOW)' > $(BUILD)/flags)
+
+# --- sources ----------------------------------------------------------------------------------------------
+MAINS       := engine/main.c worker/main.c
+SRC_common  := $(wildcard common/*.c common/model/*.c)
+SRC_config  := $(wildcard config/*.c)
+SRC_proto   := $(wildcard proto/*.c)
+SRC_kernels := $(wildcard kernels/*.c kernels/cpu/*.c)
+SRC_engine  := $(filter-out $(MAINS),$(wildcard engine/*.c engine/*/*.c))
+SRC_worker  := $(filter-out $(MAINS),$(wildcard worker/*.c worker/*/*.c))
+ARCH        := $(shell $(CC) -dumpmachine | cut -d- -f1)
+ifneq ($(ARCH),x86_64)
+SRC_kernels := $(filter-out %_avx2.c %_avx512.c %_avx512vnni.c,$(SRC_kernels))
+endif
+ifneq ($(ARCH),aarch64)
+SRC_kernels := $(filter-out %_neon.c,$(SRC_kernels))
+endif
+
+obj = $(patsubst %.c,$(BUILD)/%.c.o,$(1))
+lib = $(BUILD)/lib/$(1).a
+LAYERS := common config proto kernels engine worker
+LIBS_ENGINE_A := $(foreach l,engine proto config common,$(call lib,$l))
+LIBS_WORKER_A := $(foreach l,worker kernels proto config common,$(call lib,$l))
+LIBS_ALL_A    := $(foreach l,engine worker kernels proto config common,$(call lib,$l))
+LLHTTP_OBJ    := $(patsubst /usr/share/llhttp/%.c,$(BUILD)/llhttp/%.c.o,$(LLHTTP_SRC))
+
+UNIT_SRC := $(wildcard tests/unit/test_*.c tests/kernels/test_*.c tests/sim/test_*.c tests/issues/test_*.c)
+UNIT_BIN := $(patsubst %.c,$(BUILD)/%,$(UNIT_SRC))
+BENCH_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
+FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
+
+.PHONY: all test test-unit test-e2e bench check format fuzz install clean
+.DELETE_ON_ERROR:
+.SECONDARY:
+all: $(BUILD)/bin/paged $(BUILD)/bin/paged-worker
+
+# --- objects: ISA flags by file name, so that generic objects stay baseline ---------------------------------------
+ISA = $(if $(filter %_avx2.c,$<),-mavx2 -mfma -mf16c -O3)$(if \
+        $(filter %_avx512.c,$<),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -O3)$(if \
+        $(filter %_avx512vnni.c,$<),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c -O3)
+
+$(BUILD)/%.c.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(call say,CC)$(CC) $(CFLAGS_ALL) $(if $(filter engine/http/%,$<),$(LLHTTP_INC)) $(ISA) -MMD -MP -c -o $@ $<
+
+$(BUILD)/llhttp/%.c.o: /usr/share/llhttp/%.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(call say,CC)$(CC) -O2 -g $(LLHTTP_INC) -c -o $@ $<
+
+define archive_rule
+$(call lib,$(1)): $(call obj,$(SRC_$(1))) $(if $(filter engine,$(1)),$(LLHTTP_OBJ))
+	@mkdir -p $$(@D)
+	$$(call say,AR)rm -f $$@; $(AR) rcs $$@ $$^
+endef
+$(foreach l,$(LAYERS),$(eval $(call archive_rule,$l)))
+
+$(BUILD)/bin/paged: $(call obj,engine/main.c) $(LIBS_ENGINE_A)
+	@mkdir -p $(@D)
+	$(call say,LD)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS_ENGINE)
+
+$(BUILD)/bin/paged-worker: $(call obj,worker/main.c) $(LIBS_WORKER_A)
+	@mkdir -p $(@D)
+	$(call say,LD)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS_WORKER)
+
+# --- tests ------------------------------------------------------------------------------------------------
+$(BUILD)/tests/%: $(BUILD)/tests/%.c.o $(LIBS_ALL_A)
+	@mkdir -p $(@D)
+	$(call say,LD)$(CC) $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(LIBS_ALL_A) -Wl,--end-group -lcmocka $(LIBS_ENGINE)
+
+# T=name narrows to tests whose file begins with test_name.
+test-unit: $(if $(T),$(foreach b,$(UNIT_BIN),$(if $(filter test_$(T)%,$(notdir $b)),$b)),$(UNIT_BIN))
+	$(Q)scripts/run_unit $^
+
+test-e2e: all
+	$(Q)PAGED_BUILD=$(abspath $(BUILD)) $(PYTHON) -m pytest -q tests/e2e
+
+test: all
+	$(Q)$(MAKE) --no-print-directory test-unit
+	$(Q)$(MAKE) --no-print-directory test-e2e
+
+bench: $(BENCH_BIN)
+	$(Q)for b in $^; do echo "== $$(basename $$b)"; $$b || exit 1; done
+
+# libFuzzer needs clang: make fuzz CC=clang. Without it the same targets are replayed over their corpora by tests.
+fuzz: $(patsubst %.c,$(BUILD)/%,$(FUZZ_SRC))
+$(BUILD)/tests/fuzz/%: tests/fuzz/%.c $(LIBS_ALL_A)
+	@mkdir -p $(@D)
+	$(call say,LD)$(CC) $(CFLAGS_ALL) -fsanitize=fuzzer $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(LIBS_ALL_A) -Wl,--end-group $(LIBS_ENGINE)
+
+check:
+	$(Q)scripts/check_layers
+	$(Q)scripts/check_format
+	$(Q)scripts/check_headers $(CC)
+
+format:
+	$(Q)scripts/check_format --fix
+
+install: all
+	install -D -m 755 $(BUILD)/bin/paged $(DESTDIR)$(bindir)/paged
+	install -D -m 755 $(BUILD)/bin/paged-worker $(DESTDIR)$(bindir)/paged-worker
+	install -D -m 644 config/paged.conf $(DESTDIR)$(PREFIX)/share/paged/paged.conf
+	install -D -m 644 config/paged.service $(DESTDIR)$(PREFIX)/lib/systemd/system/paged.service
+	sed -i 's|/usr/local/|$(PREFIX)/|' $(DESTDIR)$(PREFIX)/lib/systemd/system/paged.service
+	install -D -m 644 config/models/paged-tiny.gguf $(DESTDIR)$(PREFIX)/share/paged/models/paged-tiny.gguf
+
+clean:
+	rm -rf build build-*
+
+-include $(patsubst %.o,%.d,$(call obj,$(foreach l,$(LAYERS),$(SRC_$l)) $(MAINS) $(UNIT_SRC) $(wildcard tests/bench/bench_*.c)))

@@ -1,0 +1,25 @@
+/* Hashes: SHA-256 (libcrypto) for content that must not collide, a 64-bit mix for hash tables.
+ *
+ * Thread:  any; a hash_sha256_ctx belongs to one thread at a time
+ */
+#ifndef COMMON_HASH_H
+#define COMMON_HASH_H
+
+#include "common/err.h"
+
+#define HASH_SHA256_BYTES 32
+
+typedef struct hash_sha256_ctx hash_sha256_ctx;
+
+PGD_MUST_USE pgd_err hash_sha256_create(hash_sha256_ctx **out);
+void hash_sha256_destroy(hash_sha256_ctx *ctx);
+/* begin, any number of updates, end; begin again to reuse. Never allocates after create. */
+void hash_sha256_begin(hash_sha256_ctx *ctx);
+void hash_sha256_update(hash_sha256_ctx *ctx, const void *data, size_t n_bytes);
+void hash_sha256_end(hash_sha256_ctx *ctx, uint8_t out[HASH_SHA256_BYTES]);
+
+/* FNV-1a with a final mix; not for untrusted keys without a seed. */
+uint64_t hash_bytes(const void *data, size_t n_bytes, uint64_t seed);
+uint64_t hash_u64(uint64_t x);
+
+#endif

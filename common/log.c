@@ -1,0 +1,104 @@
+/* The log sink. A line is built in a stack buffer and leaves in one write(), so that lines of
+ * several threads and of engine and worker on one stderr never mix. Level and role are the only
+ * state of this file. */
+#include "common/log.h"
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <strings.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+
+static atomic_int sink_level = LOG_INFO;
+static char sink_role[16] = "paged";
+static bool sink_is_journal;
+
+static const char *const level_names[] = {"error", "warn", "info", "debug", "trace"};
+/* syslog priorities: err, warning, info, debug, debug */
+static const int level_priorities[] = {3, 4, 6, 7, 7};
+
+void log_init(const char *role, log_level level)
+{
+    snprintf(sink_role, sizeof(sink_role), "%s", role);
+    sink_is_journal = getenv("JOURNAL_STREAM") != NULL;
+    log_set_level(level);
+}
+
+void log_set_level(log_level level)
+{
+    atomic_store_explicit(&sink_level, (int)level, memory_order_relaxed);
+}
+
+bool log_enabled(log_level level)
+{
+    return (int)level <= atomic_load_explicit(&sink_level, memory_order_relaxed);
+}
+
+bool log_level_parse(log_level *out, const char *name)
+{
+    for (size_t i = 0; i < PGD_ARRAY_LEN(level_names); i++) {
+        if (strcasecmp(name, level_names[i]) == 0) {
+            *out = (log_level)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+void log_write(log_level level, const char *component, const char *fmt, ...)
+{
+    if (!log_enabled(level))
+        return;
+    char line[2048];
+    int used;
+    if (sink_is_journal) {
+        used = snprintf(line, sizeof(line), "<%d>%s %s: ", level_priorities[level], sink_role,
+                        component);
+    } else {
+        struct timespec ts;
+        struct tm tm;
+        clock_gettime(CLOCK_REALTIME, &ts);
+        localtime_r(&ts.tv_sec, &tm);
+        used = (int)strftime(line, sizeof(line), "%H:%M:%S", &tm);
+        used += snprintf(line + used, sizeof(line) - (size_t)used,
+                         ".%03ld %-5s %s %s: ", ts.tv_nsec / 1000000, level_names[level], sink_role,
+                         component);
+    }
+    va_list args;
+    va_start(args, fmt);
+    int body = vsnprintf(line + used, sizeof(line) - (size_t)used - 1, fmt, args);
+    va_end(args);
+    if (body < 0)
+        return;
+    used += body;
+    if (used > (int)sizeof(line) - 2)
+        used = (int)sizeof(line) - 2;
+    /* One event is one line, whatever a message quotes. */
+    for (int i = 0; i < used; i++) {
+        if (line[i] == '\n' || line[i] == '\r')
+            line[i] = ' ';
+    }
+    line[used++] = '\n';
+    ssize_t written = write(STDERR_FILENO, line, (size_t)used);
+    (void)written; /* nowhere to tell that stderr is gone */
+}
+
+bool log_limit_pass(log_limit *limit, uint64_t period_us, uint64_t *n_suppressed)
+{
+    uint64_t now = clock_now_us();
+    if (limit->last_us != 0 && now - limit->last_us < period_us) {
+        limit->n_suppressed++;
+        return false;
+    }
+    limit->last_us = now;
+    if (n_suppressed != NULL)
+        *n_suppressed = limit->n_suppressed;
+    limit->n_suppressed = 0;
+    return true;
+}

@@ -1,0 +1,121 @@
+/* Allocation goes through here so that sizes are checked and the step path can be proven free of
+ * it. */
+#include "common/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <sys/mman.h>
+
+#define HUGE_PAGE_BYTES ((size_t)2 << 20)
+
+static _Thread_local int forbid_depth;
+
+static void check_allowed(void)
+{
+    PGD_DASSERT(forbid_depth == 0);
+}
+
+void *mem_alloc(size_t n_bytes)
+{
+    check_allowed();
+    return malloc(n_bytes != 0 ? n_bytes : 1);
+}
+
+void *mem_calloc(size_t n_elems, size_t elem_bytes)
+{
+    check_allowed();
+    if (n_elems == 0 || elem_bytes == 0)
+        return calloc(1, 1);
+    return calloc(n_elems, elem_bytes);
+}
+
+void *mem_realloc_array(void *ptr, size_t n_elems, size_t elem_bytes)
+{
+    check_allowed();
+    size_t n_bytes;
+    if (!mem_mul(&n_bytes, n_elems, elem_bytes))
+        return NULL;
+    return realloc(ptr, n_bytes != 0 ? n_bytes : 1);
+}
+
+void mem_free(void *ptr)
+{
+    free(ptr);
+}
+
+char *mem_strdup(const char *text)
+{
+    return mem_strndup(text, strlen(text));
+}
+
+char *mem_strndup(const char *text, size_t n_bytes)
+{
+    char *copy = mem_alloc(n_bytes + 1);
+    if (copy != NULL) {
+        memcpy(copy, text, n_bytes);
+        copy[n_bytes] = '\0';
+    }
+    return copy;
+}
+
+/* Large blocks come straight from mmap: zeroed by the kernel, touched lazily, and given back whole.
+ */
+void *mem_alloc_aligned(size_t n_bytes, size_t align)
+{
+    check_allowed();
+    PGD_ASSERT(align >= 16 && (align & (align - 1)) == 0);
+    PGD_ASSERT(align <= 4096);
+    if (n_bytes >= HUGE_PAGE_BYTES) {
+        void *p = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED)
+            return NULL;
+        madvise(p, n_bytes, MADV_HUGEPAGE);
+        return p;
+    }
+    void *p = NULL;
+    if (posix_memalign(&p, align, n_bytes != 0 ? n_bytes : 1) != 0)
+        return NULL;
+    memset(p, 0, n_bytes);
+    return p;
+}
+
+void mem_free_aligned(void *ptr, size_t n_bytes)
+{
+    if (ptr == NULL)
+        return;
+    /* mmap returns page-aligned blocks; small ones never reach the size limit. */
+    if (n_bytes >= HUGE_PAGE_BYTES)
+        munmap(ptr, n_bytes);
+    else
+        free(ptr);
+}
+
+bool mem_mul(size_t *out, size_t a, size_t b)
+{
+    if (__builtin_mul_overflow(a, b, out)) {
+        *out = 0;
+        return false;
+    }
+    return true;
+}
+
+bool mem_add(size_t *out, size_t a, size_t b)
+{
+    if (__builtin_add_overflow(a, b, out)) {
+        *out = 0;
+        return false;
+    }
+    return true;
+}
+
+void mem_forbid(void)
+{
+    forbid_depth++;
+}
+
+void mem_permit(void)
+{
+    PGD_ASSERT(forbid_depth > 0);
+    forbid_depth--;
+}

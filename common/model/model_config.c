@@ -1,0 +1,120 @@
+/* What makes a model_config sound, whatever file it came from.
+ *
+ * The bounds are far beyond any model that a CPU or one GPU can run. They exist so that every
+ * product that the engine and the worker form of these fields fits its type: two of them multiply
+ * within 32 bits as heads times head size, all sizes of tensors within 63.
+ */
+#include "common/model/model_config.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+enum {
+    MAX_DIM = 1 << 20,
+    MAX_FFN_DIM = 1 << 22,
+    MAX_HEADS = 4096,
+    MAX_HEAD_DIM = 4096,
+    MAX_VOCAB = 1 << 24,
+    MAX_CONTEXT = 1 << 30,
+};
+
+static pgd_err check_range(const char *what, int64_t got, int64_t min, int64_t max, pgd_why *why)
+{
+    if (got >= min && got <= max)
+        return PGD_OK;
+    return pgd_fail(why, PGD_ERANGE,
+                    "expected %" PRId64 " to %" PRId64 ", got %" PRId64 ", at the model's %s", min,
+                    max, got, what);
+}
+
+static pgd_err check_real(const char *what, double got, double min, double max, pgd_why *why)
+{
+    if (isfinite(got) && got >= min && got <= max)
+        return PGD_OK;
+    return pgd_fail(why, PGD_ERANGE, "expected %g to %g, got %g, at the model's %s", min, max, got,
+                    what);
+}
+
+static pgd_err check_sizes(const model_config *cfg, pgd_why *why)
+{
+    PGD_TRY(check_range("number of layers", cfg->n_layers, 1, MODEL_MAX_LAYERS, why));
+    PGD_TRY(check_range("hidden size", cfg->dim, 1, MAX_DIM, why));
+    PGD_TRY(check_range("number of heads", cfg->n_heads, 1, MAX_HEADS, why));
+    PGD_TRY(check_range("number of KV heads", cfg->n_kv_heads, 1, cfg->n_heads, why));
+    PGD_TRY(check_range("head size", cfg->head_dim, 2, MAX_HEAD_DIM, why));
+    PGD_TRY(check_range("feed-forward size", cfg->ffn_dim, 1, MAX_FFN_DIM, why));
+    PGD_TRY(check_range("vocabulary size", cfg->vocab_size, 1, MAX_VOCAB, why));
+    PGD_TRY(check_range("context length", cfg->max_context, 1, MAX_CONTEXT, why));
+    PGD_TRY(check_range("sliding window", cfg->sliding_window, 0, MAX_CONTEXT, why));
+    PGD_TRY(check_real("norm epsilon", (double)cfg->norm_eps, 0.0, 1.0, why));
+    if (cfg->n_heads % cfg->n_kv_heads != 0)
+        return pgd_fail(
+            why, PGD_EFORMAT,
+            "expected a number of heads that is a multiple of the KV heads, got %" PRId32
+            " heads and %" PRId32 " KV heads",
+            cfg->n_heads, cfg->n_kv_heads);
+    if (cfg->head_dim % 2 != 0)
+        return pgd_fail(why, PGD_EFORMAT, "expected an even head size, got %" PRId32,
+                        cfg->head_dim);
+    return PGD_OK;
+}
+
+static pgd_err check_rope(const model_config *cfg, pgd_why *why)
+{
+    PGD_TRY(check_range("rotated size of a head", cfg->rope_dim, 2, cfg->head_dim, why));
+    if (cfg->rope_dim % 2 != 0)
+        return pgd_fail(why, PGD_EFORMAT, "expected an even number of rotated values, got %" PRId32,
+                        cfg->rope_dim);
+    PGD_TRY(check_real("rope base frequency", cfg->rope_theta, 1.0, 1e15, why));
+    if (cfg->rope_scaling != ROPE_SCALING_NONE)
+        PGD_TRY(check_real("rope scaling factor", cfg->rope_factor, 1e-3, 1e6, why));
+    if (cfg->rope_scaling != ROPE_SCALING_LLAMA3)
+        return PGD_OK;
+    PGD_TRY(check_real("rope low frequency factor", cfg->rope_low_freq_factor, 1e-6, 1e6, why));
+    PGD_TRY(check_real("rope high frequency factor", cfg->rope_high_freq_factor, 1e-6, 1e6, why));
+    PGD_TRY(
+        check_range("original context length", cfg->rope_original_context, 1, MAX_CONTEXT, why));
+    if (!(cfg->rope_high_freq_factor > cfg->rope_low_freq_factor))
+        return pgd_fail(why, PGD_EFORMAT,
+                        "expected a rope high frequency factor above the low one, got %g and %g",
+                        cfg->rope_high_freq_factor, cfg->rope_low_freq_factor);
+    return PGD_OK;
+}
+
+static pgd_err check_ids(const model_config *cfg, pgd_why *why)
+{
+    int64_t last = (int64_t)cfg->vocab_size - 1;
+    PGD_TRY(check_range("beginning-of-sequence id (bos_token_id)", cfg->bos_id, -1, last, why));
+    PGD_TRY(check_range("padding id (pad_token_id)", cfg->pad_id, -1, last, why));
+    PGD_TRY(
+        check_range("number of end-of-sequence ids", cfg->n_eos_ids, 0, MODEL_MAX_EOS_IDS, why));
+    for (int32_t i = 0; i < cfg->n_eos_ids; i++)
+        PGD_TRY(check_range("end-of-sequence id (eos_token_id)", cfg->eos_ids[i], 0, last, why));
+    return PGD_OK;
+}
+
+static pgd_err check_generation(const model_config *cfg, pgd_why *why)
+{
+    if (cfg->has_temperature)
+        PGD_TRY(check_real("default temperature", (double)cfg->gen_temperature, 0.0, 100.0, why));
+    if (cfg->has_top_p)
+        PGD_TRY(check_real("default top_p", (double)cfg->gen_top_p, 0.0, 1.0, why));
+    if (cfg->has_top_k)
+        PGD_TRY(check_range("default top_k", cfg->gen_top_k, -1, INT32_MAX, why));
+    if (cfg->has_min_p)
+        PGD_TRY(check_real("default min_p", (double)cfg->gen_min_p, 0.0, 1.0, why));
+    if (cfg->has_repetition_penalty)
+        PGD_TRY(check_real("default repetition_penalty", (double)cfg->gen_repetition_penalty, 1e-3,
+                           1e3, why));
+    return PGD_OK;
+}
+
+pgd_err model_config_check(const model_config *cfg, pgd_why *why)
+{
+    if (cfg->arch[0] == '\0')
+        return pgd_fail(why, PGD_EFORMAT, "expected an architecture name, got none");
+    PGD_TRY(check_sizes(cfg, why));
+    PGD_TRY(check_rope(cfg, why));
+    PGD_TRY(check_ids(cfg, why));
+    return check_generation(cfg, why);
+}

@@ -1,0 +1,16 @@
+/* Tensor names of Hugging Face checkpoints in the spelling of GGUF, which the rest of paged uses.
+ *
+ * Thread:  any
+ * Source:  parameter names of the Llama family in Hugging Face transformers; the GGUF
+ *          specification's tensor names
+ */
+#ifndef COMMON_MODEL_MODEL_HF_NAMES_H
+#define COMMON_MODEL_MODEL_HF_NAMES_H
+
+#include "common/err.h"
+
+/* "model.layers.3.mlp.up_proj.weight" → "blk.3.ffn_up.weight"; a name without a GGUF counterpart is
+ * copied as it is. False when out_bytes is too small. */
+PGD_MUST_USE bool model_hf_names_map(char *out, size_t out_bytes, const char *name);
+
+#endif

@@ -1,0 +1,107 @@
+/* Thread creation with a name and blocked signals; roles are a per-thread word that single-thread
+ * modules check. */
+#include "common/thread.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <sched.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#    include <xmmintrin.h>
+#endif
+
+#include "common/mem.h"
+
+typedef struct start_args {
+    thread_fn fn;
+    void *arg;
+    char name[16];
+} start_args;
+
+static _Thread_local thread_role current_role;
+
+static void *thread_main(void *p)
+{
+    start_args args = *(start_args *)p;
+    mem_free(p);
+    pthread_setname_np(pthread_self(), args.name);
+    args.fn(args.arg);
+    return NULL;
+}
+
+pgd_err thread_start(pthread_t *out, const char *name, thread_fn fn, void *arg)
+{
+    start_args *args = mem_alloc(sizeof(*args));
+    if (args == NULL)
+        return PGD_ENOMEM;
+    args->fn = fn;
+    args->arg = arg;
+    snprintf(args->name, sizeof(args->name), "%s", name);
+    /* The new thread inherits the mask: signals go to the main thread's loop only. */
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int rc = pthread_create(out, NULL, thread_main, args);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (rc != 0) {
+        mem_free(args);
+        return PGD_ENOMEM;
+    }
+    return PGD_OK;
+}
+
+void thread_join(pthread_t thread)
+{
+    PGD_ASSERT(pthread_join(thread, NULL) == 0);
+}
+
+void thread_set_role(thread_role role)
+{
+    current_role = role;
+}
+
+void thread_assert(thread_role role)
+{
+    PGD_ASSERTF(current_role == THREAD_ANY || current_role == role, "thread role %d, expected %d",
+                (int)current_role, (int)role);
+}
+
+int thread_n_cpus(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof(set), &set) != 0)
+        return 1;
+    int n = CPU_COUNT(&set);
+    return n > 0 ? n : 1;
+}
+
+bool thread_pin(int idx)
+{
+    cpu_set_t all, one;
+    if (sched_getaffinity(0, sizeof(all), &all) != 0)
+        return false;
+    int seen = 0;
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET(cpu, &all) && seen++ == idx) {
+            CPU_ZERO(&one);
+            CPU_SET(cpu, &one);
+            return pthread_setaffinity_np(pthread_self(), sizeof(one), &one) == 0;
+        }
+    }
+    return false;
+}
+
+void thread_set_flush_denormals(void)
+{
+#if defined(__x86_64__)
+    _mm_setcsr(_mm_getcsr() | 0x8040); /* FTZ is bit 15, DAZ bit 6 */
+#elif defined(__aarch64__)
+    uint64_t fpcr;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
+    fpcr |= (uint64_t)1 << 24; /* FZ */
+    __asm__ volatile("msr fpcr, %0" : : "r"(fpcr));
+#endif
+}

@@ -1,0 +1,101 @@
+/* One row per option. The file, the environment, the flags, --help, `paged config --dump` and
+ * config/paged.conf are all made from this table; a test holds the shipped paged.conf equal to the
+ * dump. An option whose feature is not built has no row. */
+#include "config/config_table.h"
+
+#define FIELD(f)          offsetof(config, f)
+#define CAP(f)            sizeof(((config *)0)->f)
+#define STR(f)            CONFIG_STRING, FIELD(f), CAP(f), "", 0, 0
+#define INT(f, u, lo, hi) CONFIG_INT, FIELD(f), 0, u, lo, hi
+#define BYTES(f, lo, hi)  CONFIG_BYTES, FIELD(f), 0, "bytes", lo, hi
+#define TIB               1099511627776.0
+
+const config_option config_options[] = {
+    {"model", "model", STR(model), "", NULL,
+     "Model to serve: a GGUF file or a Hugging Face directory."},
+    {"model", "served_model_name", STR(served_model_name), "", NULL,
+     "Name under which clients see the model. Empty: the file's or directory's name."},
+    {"model", "max_model_len", INT(max_model_len, "tokens", 0, 1e7), "0", NULL,
+     "Longest prompt plus output. 0: the model's own, lowered to what the KV cache can hold."},
+    {"model", "kv_cache_dtype", CONFIG_CHOICE, FIELD(dtype_kv), CAP(dtype_kv), "", 0, 0, "auto",
+     "auto|f32|f16|bf16", "Element type of the KV cache. auto: f16."},
+    {"model", "generation_config", CONFIG_CHOICE, FIELD(generation_config), CAP(generation_config),
+     "", 0, 0, "auto", "auto|none",
+     "auto: sampling defaults come from the model's generation_config. none: neutral defaults."},
+
+    {"server", "host", STR(host), "127.0.0.1", NULL, "Address to listen on."},
+    {"server", "port", INT(port, "", 0, 65535), "8000", NULL,
+     "TCP port. 0: any free one, told in the log."},
+    {"server", "uds", STR(uds), "", NULL, "Unix socket to listen on instead of host and port."},
+    {"server", "max_connections", INT(max_connections, "", 1, 100000), "1024", NULL,
+     "Client connections at once; further ones are answered 503 and closed."},
+    {"server", "max_body_bytes", BYTES(max_body_bytes, 1024, 1073741824.0), "8M", NULL,
+     "Largest request body."},
+    {"server", "max_header_bytes", BYTES(max_header_bytes, 1024, 1048576), "32K", NULL,
+     "Largest request header, all lines together."},
+    {"server", "max_queued_requests", INT(max_queued_requests, "requests", 1, 1e6), "512", NULL,
+     "Requests waiting or running at once; further ones are answered 429."},
+    {"server", "max_output_buffer_bytes", BYTES(max_output_buffer_bytes, 4096, 1073741824.0), "1M",
+     NULL, "Unsent output of one client; one that reads more slowly is dropped at this limit."},
+    {"server", "idle_timeout_s", INT(idle_timeout_s, "seconds", 1, 86400), "75", NULL,
+     "A kept-alive connection without a request is closed after this time."},
+    {"server", "header_timeout_s", INT(header_timeout_s, "seconds", 1, 3600), "30", NULL,
+     "A request must arrive whole within this time."},
+    {"server", "shutdown_timeout_s", INT(shutdown_timeout_s, "seconds", 0, 86400), "30", NULL,
+     "On SIGTERM running requests may finish within this time, then they are aborted."},
+    {"server", "max_logprobs", INT(max_logprobs, "", 0, PGD_MAX_LOGPROBS), "20", NULL,
+     "Most alternatives per token that a request may ask for."},
+    {"server", "max_stop_strings", INT(max_stop_strings, "", 0, 1024), "16", NULL,
+     "Most stop strings in one request."},
+
+    {"scheduler", "max_num_seqs", INT(max_num_seqs, "requests", 0, 65536), "0", NULL,
+     "Requests in one batch. 0: by device (CPU 64, else 256)."},
+    {"scheduler", "max_num_batched_tokens", INT(max_num_batched_tokens, "tokens", 0, 1048576), "0",
+     NULL, "Tokens in one step, prompts and decodes together. 0: by device (CPU 256, else 2048)."},
+    {"scheduler", "long_prefill_token_threshold",
+     INT(long_prefill_token_threshold, "tokens", 0, 1048576), "0", NULL,
+     "A prompt gets at most this many tokens of one step. 0: no such limit."},
+    {"scheduler", "scheduling_policy", CONFIG_CHOICE, FIELD(scheduling_policy), 0, "", 0, 0, "fcfs",
+     "fcfs|priority",
+     "fcfs: in order of arrival. priority: smaller `priority` of a request first."},
+    {"scheduler", "kv_watermark", CONFIG_FLOAT, FIELD(kv_watermark), 0, "fraction", 0, 0.5, "0",
+     NULL, "Share of the KV blocks that admitting a request must leave free while others run."},
+
+    {"cache", "block_size", INT(block_size, "tokens", 16, 256), "16", NULL,
+     "Tokens per KV block; a multiple of 16."},
+    {"cache", "kv_cache_memory", BYTES(kv_cache_memory, 0, 64 * TIB), "0", NULL,
+     "Memory for the KV cache. 0: on a CPU a quarter of the free memory, at most what max_num_seqs "
+     "requests of max_model_len need."},
+    {"cache", "num_kv_blocks", INT(num_kv_blocks, "blocks", 0, 2147483647.0), "0", NULL,
+     "Exact number of KV blocks instead of kv_cache_memory. 0: computed."},
+    {"cache", "enable_prefix_caching", CONFIG_BOOL, FIELD(enable_prefix_caching), 0, "", 0, 0,
+     "true", NULL, "Reuse the KV blocks of equal prompt beginnings."},
+    {"cache", "kv_hash_seed_file", STR(kv_hash_seed_file), "", NULL,
+     "File with the 32-byte secret of the prefix hashes, made (mode 0600) when missing. Empty: a "
+     "fresh secret at every start."},
+
+    {"worker", "device", CONFIG_CHOICE, FIELD(device), CAP(device), "", 0, 0, "auto",
+     "auto|cpu|sim", "Where the model runs. sim: no model, deterministic tokens, for tests."},
+    {"worker", "threads", INT(threads, "", 0, 1024), "0", NULL,
+     "Compute threads of a CPU worker. 0: all CPUs this process may use."},
+    {"worker", "worker_path", STR(worker_path), "", NULL,
+     "The paged-worker binary. Empty: the one beside paged."},
+    {"worker", "runtime_dir", STR(runtime_dir), "", NULL,
+     "Directory (0700) of the worker sockets. Empty: $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/paged or "
+     "/tmp/paged-UID."},
+    {"worker", "worker_stall_timeout_s", INT(worker_stall_timeout_s, "seconds", 1, 3600), "10",
+     NULL, "A worker whose progress stands still this long while a step is out is restarted."},
+    {"worker", "step_timeout_s", INT(step_timeout_s, "seconds", 1, 86400), "300", NULL,
+     "A step that takes longer than this restarts the worker."},
+    {"worker", "sim_step_us", INT(sim_step_us, "microseconds", 0, 1e8), "1000", NULL,
+     "Device sim: time of one step."},
+    {"worker", "sim_token_us", INT(sim_token_us, "microseconds", 0, 1e8), "0", NULL,
+     "Device sim: further time per scheduled token."},
+    {"worker", "sim_vocab_size", INT(sim_vocab_size, "", 256, 1048576), "32000", NULL,
+     "Device sim: size of the vocabulary."},
+
+    {"log", "log_level", CONFIG_CHOICE, FIELD(log_level), CAP(log_level), "", 0, 0, "info",
+     "error|warn|info|debug|trace", "Least severe lines to log."},
+};
+
+const size_t config_n_options = PGD_ARRAY_LEN(config_options);

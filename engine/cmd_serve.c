@@ -1,0 +1,221 @@
+/* `paged serve`: the loop, the signals, the order of starting and stopping.
+ *
+ * Start: configuration, bind, model headers and tokenizer, worker. The port answers from the second
+ * step on (503 until the model is ready). Stop: SIGTERM or SIGINT drains (no new connections or
+ * requests; what runs may finish within shutdown_timeout_s), a second signal ends at once. A worker
+ * that cannot be kept running ends the process with status 70, so that a supervisor restarts it. */
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <unistd.h>
+
+#include <uv.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "engine/commands.h"
+#include "engine/engine.h"
+#include "engine/http/http_api.h"
+#include "engine/http/http_server.h"
+#include "engine/progress.h"
+#include "engine/sd_notify.h"
+
+#define TICK_MS 500
+
+typedef struct daemon_state {
+    uv_loop_t loop;
+    config cfg;
+    http_server *server;
+    http_api api;
+    uv_signal_t sigterm;
+    uv_signal_t sigint;
+    uv_timer_t tick;
+    progress progress;
+    int exit_status;
+    bool stopping; /* draining, or on the way out */
+    bool closing;
+    uint64_t started_us;
+} daemon_state;
+
+static void close_handle(uv_handle_t *handle)
+{
+    if (!uv_is_closing(handle))
+        uv_close(handle, NULL);
+}
+
+static void on_server_closed(void *arg)
+{
+    daemon_state *d = arg;
+    close_handle((uv_handle_t *)&d->sigterm);
+    close_handle((uv_handle_t *)&d->sigint);
+    close_handle((uv_handle_t *)&d->tick);
+}
+
+static void close_everything(daemon_state *d)
+{
+    if (d->closing)
+        return;
+    d->closing = true;
+    engine_stop(d->api.engine); /* ends whatever still runs: clients get their answer or error
+                                   queued before the close */
+    http_server_close(d->server, on_server_closed, d);
+}
+
+static void begin_drain(daemon_state *d)
+{
+    if (d->stopping)
+        return;
+    d->stopping = true;
+    d->api.draining = true;
+    sd_notify_send("STOPPING=1\nSTATUS=finishing running requests");
+    log_info("serve", "draining requests=%d limit_s=%lld; a second signal ends at once",
+             engine_n_generations(d->api.engine), (long long)d->cfg.shutdown_timeout_s);
+    http_server_drain(d->server);
+    engine_drain(d->api.engine, (uint32_t)d->cfg.shutdown_timeout_s);
+}
+
+static void on_signal(uv_signal_t *handle, int signum)
+{
+    daemon_state *d = handle->data;
+    if (d->stopping) {
+        log_warn("serve", "second signal (%d): ending now", signum);
+        close_everything(d);
+    } else {
+        begin_drain(d);
+    }
+}
+
+static void on_ready(daemon_state *d)
+{
+    core_stats s;
+    engine_get_stats(d->api.engine, &s);
+    char status[512];
+    log_info("serve",
+             "ready model=%s url=%s max_model_len=%d kv_blocks=%d start_s=%.2f restarts=%" PRIu64,
+             engine_model_name(d->api.engine), http_server_address(d->server), s.max_model_len,
+             s.n_kv_blocks, (double)(clock_now_us() - d->started_us) * 1e-6, s.n_worker_restarts);
+    snprintf(status, sizeof(status), "READY=1\nSTATUS=serving %.200s on %.200s",
+             engine_model_name(d->api.engine), http_server_address(d->server));
+    sd_notify_send(status);
+}
+
+static void on_state(void *arg, core_state state)
+{
+    daemon_state *d = arg;
+    core_stats s;
+    switch (state) {
+    case CORE_READY:
+        progress_end(&d->progress);
+        on_ready(d);
+        break;
+    case CORE_RECOVERING:
+        sd_notify_send("STATUS=restarting the worker");
+        break;
+    case CORE_FAILED:
+        progress_end(&d->progress);
+        engine_get_stats(d->api.engine, &s);
+        log_error("serve", "giving up: %s", s.why);
+        d->exit_status = EXIT_STATUS_WORKER;
+        d->stopping = true;
+        close_everything(d);
+        break;
+    case CORE_STOPPED:
+        close_everything(d);
+        break;
+    default:
+        break;
+    }
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+    daemon_state *d = timer->data;
+    core_stats s;
+    engine_get_stats(d->api.engine, &s);
+    d->api.n_connections = http_server_n_connections(d->server);
+    if (s.state == CORE_LOADING || s.state == CORE_STARTING)
+        progress_show(&d->progress, "loading", s.load_done_bytes, s.load_total_bytes);
+}
+
+static void on_request(void *arg, http_conn *conn, const http_request *req)
+{
+    daemon_state *d = arg;
+    d->api.n_connections = http_server_n_connections(d->server);
+    http_api_handle(&d->api, conn, req);
+}
+
+static bool start_signal(daemon_state *d, uv_signal_t *handle, int signum)
+{
+    handle->data = d;
+    return uv_signal_init(&d->loop, handle) == 0 && uv_signal_start(handle, on_signal, signum) == 0;
+}
+
+/* Runs the loop until every handle is closed. */
+static void finish_loop(daemon_state *d)
+{
+    uv_run(&d->loop, UV_RUN_DEFAULT);
+    PGD_ASSERT(uv_loop_close(&d->loop) == 0);
+}
+
+static int fail_start(daemon_state *d, pgd_err err, const pgd_why *why)
+{
+    log_error("serve", "%s", pgd_why_text(why, err));
+    if (d->api.engine != NULL)
+        engine_stop(d->api.engine);
+    if (d->server != NULL)
+        http_server_close(d->server, NULL, NULL);
+    finish_loop(d);
+    engine_destroy(d->api.engine);
+    http_server_destroy(d->server);
+    return command_exit_status(err);
+}
+
+int cmd_serve(int argc, char **argv)
+{
+    static daemon_state d; /* large, one per process */
+    int n_rest = 0;
+    pgd_why why = {0};
+    d.started_us = clock_now_us();
+    d.api.started_s = clock_wall_s();
+    if (argc > 200) {
+        fputs("paged serve: too many arguments\n", stderr);
+        return EXIT_STATUS_USAGE;
+    }
+    char *words[200];
+    if (!command_load_config(&d.cfg, argc, argv, NULL, words, &n_rest))
+        return EXIT_STATUS_USAGE;
+    /* `paged serve PATH` is what users of vLLM type. */
+    if (n_rest == 1 && d.cfg.model[0] == '\0' && strlen(words[0]) < sizeof(d.cfg.model)) {
+        snprintf(d.cfg.model, sizeof(d.cfg.model), "%s", words[0]);
+    } else if (n_rest > 0) {
+        fprintf(stderr, "paged serve: unexpected %s; paged --help lists the options\n", words[0]);
+        return EXIT_STATUS_USAGE;
+    }
+    if (uv_loop_init(&d.loop) != 0)
+        return EXIT_STATUS_SYSTEM;
+    pgd_err err = http_server_create(&d.server, &d.loop, &d.cfg, on_request, &d, &why);
+    if (err == PGD_OK)
+        err = engine_create(&d.api.engine, &d.loop, &d.cfg, &why);
+    if (err == PGD_OK)
+        err = http_server_start(d.server, &why);
+    if (err != PGD_OK)
+        return fail_start(&d, err, &why);
+    if (!start_signal(&d, &d.sigterm, SIGTERM) || !start_signal(&d, &d.sigint, SIGINT) ||
+        uv_timer_init(&d.loop, &d.tick) != 0)
+        PGD_PANIC("cannot watch signals");
+    d.tick.data = &d;
+    uv_timer_start(&d.tick, on_tick, TICK_MS, TICK_MS);
+    err = engine_start(d.api.engine, on_state, &d, &why);
+    if (err != PGD_OK) {
+        log_error("serve", "%s", pgd_why_text(&why, err));
+        d.exit_status = EXIT_STATUS_SYSTEM;
+        close_everything(&d);
+    }
+    finish_loop(&d);
+    engine_destroy(d.api.engine);
+    http_server_destroy(d.server);
+    log_info("serve", "stopped status=%d", d.exit_status);
+    return d.exit_status;
+}

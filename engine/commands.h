@@ -1,0 +1,30 @@
+/* The sub-commands of paged. Each takes the words behind its name and returns the process's exit
+ * status: 0 done, 64 usage or configuration, 66 model not readable, 70 the worker could not be kept
+ * running, 71 the system refused something.
+ *
+ * Thread:  main (it becomes the io thread)
+ */
+#ifndef ENGINE_COMMANDS_H
+#define ENGINE_COMMANDS_H
+
+#include "common/err.h"
+#include "config/config.h"
+
+#define EXIT_STATUS_USAGE  64
+#define EXIT_STATUS_MODEL  66
+#define EXIT_STATUS_WORKER 70
+#define EXIT_STATUS_SYSTEM 71
+
+int cmd_serve(int argc, char **argv);
+int cmd_run(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
+int cmd_inspect(int argc, char **argv);
+int cmd_config(int argc, char **argv);
+
+/* Loads the configuration, initialises the log; on failure prints the reason and returns false. */
+bool command_load_config(config *cfg, int argc, char **argv, const char *const *extra, char **rest,
+                         int *n_rest);
+/* Exit status that fits an error of engine_create. */
+int command_exit_status(pgd_err err);
+
+#endif

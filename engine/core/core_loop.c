@@ -1,0 +1,732 @@
+/* The core thread: one poll(), one turn.
+ *
+ *   turn   commands → worker (frames, deaths, restarts) → schedule and send, up to DEPTH steps out
+ * → events, stats → poll
+ *
+ * Hand-off to io: a ring of commands in, a ring of events out. Every request that was accepted
+ * keeps one place of the event ring for its FINISHED event (RESERVE covers the state events), so
+ * the core thread can always end a request and never waits for io; only tokens wait, by leaving
+ * results in the worker's socket (can_take_result).
+ *
+ * Requests wait in `pending` until the KV pool is known and the scheduler exists; from then on the
+ * scheduler holds them, over restarts too. `live` knows them all, for drain and for giving up.
+ */
+#include "engine/core/core_loop.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/hash_map.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/ring.h"
+#include "common/thread.h"
+#include "engine/core/poison.h"
+#include "engine/core/stats.h"
+#include "engine/core/worker_life.h"
+
+#define DEPTH           2
+#define STATE_RESERVE   4
+#define BLOCKED_MS      2 /* how often a full event ring is looked at again */
+#define COMMAND_WAIT_US 50
+
+typedef enum command_kind {
+    COMMAND_SUBMIT,
+    COMMAND_ABORT,
+    COMMAND_RESET_CACHE,
+    COMMAND_DRAIN
+} command_kind;
+
+typedef struct command {
+    command_kind kind;
+    request *r;          /* SUBMIT: owned */
+    uint64_t request_id; /* ABORT */
+    uint32_t drain_s;    /* DRAIN */
+} command;
+
+/* What a step in flight holds, for the poison rule. */
+typedef struct step_note {
+    uint64_t step_id;
+    int32_t n_requests;
+    uint64_t *ids;       /* [max_num_seqs] */
+    int32_t *n_computed; /* before the step */
+    int32_t *n_scheduled;
+} step_note;
+
+struct core_loop {
+    core_loop_opts opts;
+    core_sizes sizes;
+    ring *commands;
+    ring *events;
+    stats_cell *stats;
+    int wake_fd;
+    pthread_t thread;
+
+    /* io thread only */
+    int32_t n_open; /* accepted, FINISHED not yet polled */
+    bool is_started;
+    bool is_draining_io;
+
+    atomic_bool is_failed;  /* written by core */
+    atomic_bool is_stopped; /* written by core, last of all */
+
+    /* core thread only, from start to stop */
+    worker_life *life;
+    scheduler *sched; /* NULL until the pool is known */
+    poison *poison;
+    hash_map *live; /* every request that has not finished */
+    uint64_t *live_ids;
+    request **pending; /* [max_held], a queue */
+    int32_t n_pending;
+    step_note notes[DEPTH]; /* oldest first */
+    int32_t n_notes;
+    poison_suspect *suspects;
+    core_state state; /* as last told */
+    core_state wanted_state;
+    core_refusal refusal; /* of the request that is being finished */
+    bool has_new_events;
+    bool was_lost;
+    bool is_draining;
+    bool is_done;
+    uint64_t drain_end_us;
+    uint64_t n_steps;
+    char why[512];
+    char fail_text[512];
+};
+
+/* --- events
+ * ---------------------------------------------------------------------------------------------------------
+ */
+
+static size_t n_free_events(const core_loop *c)
+{
+    return ring_capacity(c->events) - ring_n_used(c->events);
+}
+
+static void push_event(core_loop *c, core_event *e)
+{
+    e->time_us = clock_now_us();
+    bool ok = ring_push(c->events, e);
+    PGD_ASSERTF(ok, "core: the event ring of %zu is full", ring_capacity(c->events));
+    c->has_new_events = true;
+}
+
+static void push_finished(core_loop *c, const request *r, request_status status,
+                          request_error error, core_refusal refusal)
+{
+    core_event e = {.kind = CORE_EVENT_FINISHED,
+                    .request_id = r->id,
+                    .status = status,
+                    .error = error,
+                    .refusal = refusal,
+                    .stop_token = r->stop_token,
+                    .num_cached_tokens = PGD_MAX(r->num_cached_tokens, 0)};
+    push_event(c, &e);
+    (void)!hash_map_remove(c->live, r->id);
+}
+
+static void on_token(void *arg, request *r, token_id token, const token_logprob *logprobs,
+                     int32_t n_logprobs)
+{
+    core_loop *c = arg;
+    core_event e = {.kind = CORE_EVENT_TOKEN,
+                    .request_id = r->id,
+                    .token = token,
+                    .n_logprobs = n_logprobs,
+                    .stop_token = -1,
+                    .num_cached_tokens = PGD_MAX(r->num_cached_tokens, 0)};
+    PGD_ASSERT(n_logprobs <= (int32_t)PGD_ARRAY_LEN(e.logprobs));
+    if (n_logprobs > 0)
+        memcpy(e.logprobs, logprobs, (size_t)n_logprobs * sizeof *logprobs);
+    push_event(c, &e);
+}
+
+static void on_finished(void *arg, request *r, request_error error)
+{
+    core_loop *c = arg;
+    push_finished(c, r, r->status, error, c->refusal);
+    poison_forget(c->poison, r->id);
+}
+
+static void on_release(void *arg, request *r)
+{
+    (void)arg;
+    request_destroy(r);
+}
+
+/* The state is told when there is room beyond what finished requests need; otherwise at a later
+ * turn. */
+static void tell_state(core_loop *c)
+{
+    static const char *const names[] = {"starting", "loading", "ready",  "recovering",
+                                        "draining", "failed",  "stopped"};
+    if (c->state == c->wanted_state ||
+        n_free_events(c) <= (size_t)c->sizes.max_held + STATE_RESERVE / 2)
+        return;
+    c->state = c->wanted_state;
+    core_event e = {.kind = CORE_EVENT_STATE, .state = c->state};
+    push_event(c, &e);
+    log_info("core", "state=%s", names[c->state]);
+}
+
+static core_state derive_state(const core_loop *c)
+{
+    worker_life_state life = worker_life_get_state(c->life);
+    if (life == WORKER_LIFE_FAILED)
+        return CORE_FAILED;
+    if (c->is_draining)
+        return CORE_DRAINING;
+    if (life == WORKER_LIFE_READY)
+        return CORE_READY;
+    if (c->was_lost)
+        return CORE_RECOVERING;
+    return life == WORKER_LIFE_LOADING || life == WORKER_LIFE_PREPARING ? CORE_LOADING
+                                                                        : CORE_STARTING;
+}
+
+/* --- requests
+ * -------------------------------------------------------------------------------------------------------
+ */
+
+static void refuse(core_loop *c, request *r, core_refusal refusal)
+{
+    push_finished(c, r, REQUEST_FINISHED_ERROR, REQUEST_ERROR_NONE, refusal);
+    request_destroy(r);
+}
+
+static void hand_over(core_loop *c, request *r)
+{
+    /* The limit may have been lowered to the pool after the request was made. */
+    r->max_total_tokens =
+        PGD_MIN(r->max_total_tokens, PGD_MAX(c->sizes.max_model_len, r->n_prompt_tokens + 1));
+    switch (scheduler_add_request(c->sched, r)) {
+    case SCHEDULER_ADDED:
+        break;
+    case SCHEDULER_QUEUE_FULL:
+        refuse(c, r, CORE_REFUSAL_QUEUE_FULL);
+        break;
+    case SCHEDULER_NEVER_FITS:
+        refuse(c, r, CORE_REFUSAL_NEVER_FITS);
+        break;
+    }
+}
+
+static void take_submit(core_loop *c, request *r)
+{
+    bool ok = hash_map_put(c->live, r->id, (uintptr_t)r);
+    PGD_ASSERTF(ok, "core: more than %d live requests", c->sizes.max_held);
+    if (worker_life_get_state(c->life) == WORKER_LIFE_FAILED)
+        refuse(c, r, CORE_REFUSAL_WORKER);
+    else if (c->sched == NULL)
+        c->pending[c->n_pending++] = r;
+    else
+        hand_over(c, r);
+}
+
+/* Ends a live request wherever it is. */
+static void finish_live(core_loop *c, uint64_t id, request_status status, core_refusal refusal)
+{
+    for (int32_t i = 0; i < c->n_pending; i++) {
+        request *r = c->pending[i];
+        if (r->id != id)
+            continue;
+        memmove(&c->pending[i], &c->pending[i + 1],
+                (size_t)(c->n_pending - i - 1) * sizeof(c->pending[0]));
+        c->n_pending--;
+        push_finished(c, r, status, REQUEST_ERROR_NONE, refusal);
+        request_destroy(r);
+        return;
+    }
+    if (c->sched == NULL)
+        return;
+    c->refusal = refusal;
+    (void)scheduler_finish_request(c->sched, id, status);
+    c->refusal = CORE_REFUSAL_NONE;
+}
+
+static void finish_all(core_loop *c, request_status status, core_refusal refusal)
+{
+    size_t pos = 0;
+    size_t n = 0;
+    while (hash_map_next(c->live, &pos, &c->live_ids[n], NULL))
+        n++;
+    for (size_t i = 0; i < n; i++)
+        finish_live(c, c->live_ids[i], status, refusal);
+}
+
+static request *find_request(void *arg, uint64_t id)
+{
+    core_loop *c = arg;
+    return scheduler_find(c->sched, id);
+}
+
+/* --- the worker's life
+ * ------------------------------------------------------------------------------------------------
+ */
+
+static pgd_err make_scheduler(core_loop *c, const worker_facts *facts, pgd_why *why)
+{
+    const config *cfg = c->opts.cfg;
+    scheduler_opts o = {.max_num_seqs = c->sizes.max_num_seqs,
+                        .max_num_batched_tokens = c->sizes.max_num_batched_tokens,
+                        .long_prefill_token_threshold = (int32_t)cfg->long_prefill_token_threshold,
+                        .max_model_len = c->sizes.max_model_len,
+                        .max_queued_requests = c->sizes.max_held,
+                        .policy = cfg->scheduling_policy == CONFIG_POLICY_PRIORITY
+                                      ? SCHEDULER_PRIORITY
+                                      : SCHEDULER_FCFS,
+                        .enable_chunked_prefill = true,
+                        .enable_prefix_caching = cfg->enable_prefix_caching,
+                        .async = true,
+                        .watermark = cfg->kv_watermark,
+                        .n_blocks = facts->n_blocks,
+                        .block_size = c->sizes.block_size,
+                        .n_groups = facts->n_groups,
+                        .hash_seed = c->opts.hash_seed,
+                        .on_token = on_token,
+                        .on_finished = on_finished,
+                        .on_release = on_release,
+                        .arg = c};
+    pgd_err err = scheduler_create(&c->sched, &o);
+    if (err != PGD_OK)
+        return pgd_fail(why, err, "cannot make the scheduler for %d blocks and %d requests: %s",
+                        facts->n_blocks, c->sizes.max_num_seqs, pgd_err_text(err));
+    return PGD_OK;
+}
+
+static pgd_err on_ready(void *arg, const worker_facts *facts, pgd_why *why)
+{
+    core_loop *c = arg;
+    if (c->sched != NULL)
+        return PGD_OK;
+    c->sizes.max_model_len = facts->max_model_len;
+    PGD_TRY(make_scheduler(c, facts, why));
+    for (int32_t i = 0; i < c->n_pending; i++)
+        hand_over(c, c->pending[i]);
+    c->n_pending = 0;
+    return PGD_OK;
+}
+
+static bool can_take_result(void *arg)
+{
+    core_loop *c = arg;
+    return n_free_events(c) >= (size_t)c->sizes.max_held + STATE_RESERVE +
+                                   (size_t)c->sizes.max_num_seqs * (PGD_MAX_DRAFT_TOKENS + 1);
+}
+
+static pgd_err on_result(void *arg, const step_result *result, pgd_why *why)
+{
+    core_loop *c = arg;
+    pgd_err err = scheduler_update(c->sched, result);
+    if (err != PGD_OK)
+        return pgd_fail(why, err, "result of step %llu does not fit the oldest step out",
+                        (unsigned long long)result->step_id);
+    c->n_steps++;
+    PGD_ASSERT(c->n_notes > 0);
+    step_note done = c->notes[0];
+    int32_t n_only;
+    if (poison_get_only(c->poison, &n_only) != NULL)
+        for (int32_t i = 0; i < done.n_requests; i++)
+            poison_note_progress(c->poison, done.ids[i], done.n_computed[i] + done.n_scheduled[i]);
+    for (int32_t i = 1; i < DEPTH; i++)
+        c->notes[i - 1] = c->notes[i];
+    c->notes[DEPTH - 1] = done;
+    c->n_notes--;
+    return PGD_OK;
+}
+
+/* Every request of the steps that were out, with the first position that is not acknowledged. */
+static int32_t gather_suspects(core_loop *c)
+{
+    int32_t n = 0;
+    for (int32_t s = 0; s < c->n_notes; s++) {
+        for (int32_t i = 0; i < c->notes[s].n_requests; i++) {
+            int32_t k = 0;
+            while (k < n && c->suspects[k].id != c->notes[s].ids[i])
+                k++;
+            if (k == n)
+                c->suspects[n++] = (poison_suspect){c->notes[s].ids[i], c->notes[s].n_computed[i]};
+        }
+    }
+    return n;
+}
+
+static void on_lost(void *arg, const char *why)
+{
+    core_loop *c = arg;
+    uint64_t culprit;
+    c->was_lost = true;
+    snprintf(c->why, sizeof c->why, "%s", why);
+    if (c->sched == NULL)
+        return;
+    int32_t n_suspects = gather_suspects(c);
+    c->n_notes = 0;
+    scheduler_reset_worker(c->sched);
+    if (poison_note_death(c->poison, c->suspects, n_suspects, &culprit)) {
+        log_error("core", "request %llu ended %d workers without getting further: it is failed",
+                  (unsigned long long)culprit, find_request(c, culprit)->n_strikes);
+        finish_live(c, culprit, REQUEST_FINISHED_ERROR, CORE_REFUSAL_POISON);
+    }
+}
+
+static void on_failed(void *arg, const char *why)
+{
+    core_loop *c = arg;
+    snprintf(c->why, sizeof c->why, "%s", why);
+    atomic_store(&c->is_failed, true);
+    finish_all(c, REQUEST_FINISHED_ERROR, CORE_REFUSAL_WORKER);
+}
+
+/* --- steps
+ * ----------------------------------------------------------------------------------------------------------
+ */
+
+static void note_step(core_loop *c, const scheduler_output *out)
+{
+    step_note *n = &c->notes[c->n_notes++];
+    n->step_id = out->step_id;
+    n->n_requests = 0;
+    for (int32_t i = 0; i < out->n_new; i++, n->n_requests++) {
+        n->ids[n->n_requests] = out->new_requests[i].request_id;
+        n->n_computed[n->n_requests] = out->new_requests[i].n_computed_tokens;
+        n->n_scheduled[n->n_requests] = out->new_requests[i].n_scheduled_tokens;
+    }
+    for (int32_t i = 0; i < out->n_cached; i++, n->n_requests++) {
+        n->ids[n->n_requests] = out->cached_requests[i].request_id;
+        n->n_computed[n->n_requests] = out->cached_requests[i].n_computed_tokens;
+        n->n_scheduled[n->n_requests] = out->cached_requests[i].n_scheduled_tokens;
+    }
+}
+
+static void dispatch(core_loop *c)
+{
+    while (c->sched != NULL && worker_life_get_state(c->life) == WORKER_LIFE_READY &&
+           c->n_notes < DEPTH && scheduler_has_work(c->sched)) {
+        scheduler_output out;
+        int32_t n_only;
+        const uint64_t *only = poison_get_only(c->poison, &n_only);
+        if (!scheduler_schedule(c->sched, &out, only, n_only))
+            return;
+        log_debug("core", "step=%llu new=%d cached=%d tokens=%d finished=%d preempted=%d",
+                  (unsigned long long)out.step_id, out.n_new, out.n_cached,
+                  out.total_scheduled_tokens, out.n_finished, out.n_preempted);
+        note_step(c, &out);
+        if (!worker_life_send_step(c->life, &out))
+            return;
+    }
+}
+
+/* --- turn
+ * -----------------------------------------------------------------------------------------------------------
+ */
+
+static void take_commands(core_loop *c)
+{
+    command cmd;
+    while (ring_pop(c->commands, &cmd)) {
+        switch (cmd.kind) {
+        case COMMAND_SUBMIT:
+            take_submit(c, cmd.r);
+            break;
+        case COMMAND_ABORT:
+            finish_live(c, cmd.request_id, REQUEST_FINISHED_ABORTED, CORE_REFUSAL_NONE);
+            break;
+        case COMMAND_RESET_CACHE:
+            if (c->sched != NULL && !scheduler_reset_prefix_cache(c->sched))
+                log_warn("core", "the prefix cache was not reset: blocks are in use");
+            break;
+        case COMMAND_DRAIN: {
+            uint64_t end_us = clock_now_us() + (uint64_t)cmd.drain_s * 1000000;
+            c->drain_end_us = c->is_draining ? PGD_MIN(c->drain_end_us, end_us) : end_us;
+            c->is_draining = true;
+            break;
+        }
+        }
+    }
+}
+
+static void check_drain(core_loop *c)
+{
+    if (!c->is_draining)
+        return;
+    if (hash_map_n_entries(c->live) > 0 && clock_now_us() >= c->drain_end_us)
+        finish_all(c, REQUEST_FINISHED_ABORTED, CORE_REFUSAL_NONE);
+    c->is_done = hash_map_n_entries(c->live) == 0;
+}
+
+static void publish(core_loop *c)
+{
+    const worker_facts *f = worker_life_get_facts(c->life);
+    core_stats s;
+    memset(&s, 0, sizeof s);
+    s.state = c->state;
+    if (c->sched != NULL)
+        scheduler_get_stats(c->sched, &s.scheduler);
+    s.scheduler.n_waiting += c->n_pending;
+    s.n_steps = c->n_steps;
+    s.last_progress_us = clock_now_us();
+    s.load_done_bytes = f->load_done_bytes;
+    s.load_total_bytes = f->load_total_bytes;
+    s.n_worker_restarts = f->n_restarts;
+    s.worker_pid = (uint64_t)worker_life_get_pid(c->life);
+    s.n_kv_blocks = f->n_blocks > 0 ? f->n_blocks - 1 : 0;
+    s.max_model_len = f->max_model_len;
+    s.n_queued_commands = (int32_t)ring_n_used(c->commands);
+    s.kv_bytes = f->kv_bytes;
+    s.load_us = f->load_us;
+    s.spawn_us = f->spawn_us;
+    snprintf(s.device_name, sizeof s.device_name, "%s", f->device_name);
+    if (c->state == CORE_RECOVERING || c->state == CORE_FAILED)
+        snprintf(s.why, sizeof s.why, "%s", c->why);
+    stats_publish(c->stats, &s);
+}
+
+static void wake_io(core_loop *c)
+{
+    if (!c->has_new_events)
+        return;
+    c->has_new_events = false;
+    c->opts.wake(c->opts.wake_arg);
+}
+
+static void wait(core_loop *c)
+{
+    struct pollfd p[1 + WORKER_LIFE_MAX_FDS] = {{.fd = c->wake_fd, .events = POLLIN}};
+    int fds[WORKER_LIFE_MAX_FDS];
+    int timeout_ms = worker_life_timeout_ms(c->life);
+    int n = worker_life_get_fds(c->life, fds);
+    if (c->state != c->wanted_state)
+        timeout_ms = PGD_MIN(timeout_ms, BLOCKED_MS);
+    for (int i = 0; i < n; i++)
+        p[1 + i] = (struct pollfd){.fd = fds[i], .events = POLLIN};
+    if (c->is_draining) {
+        uint64_t now = clock_now_us();
+        uint64_t left_ms = now < c->drain_end_us ? (c->drain_end_us - now) / 1000 + 1 : 0;
+        timeout_ms = (int)PGD_MIN((uint64_t)timeout_ms, left_ms);
+    }
+    if (poll(p, (nfds_t)(1 + n), timeout_ms) < 0 && errno != EINTR)
+        PGD_PANIC("core: poll failed: %s", strerror(errno));
+    uint64_t count;
+    if (p[0].revents != 0 && read(c->wake_fd, &count, sizeof count) < 0)
+        PGD_ASSERTF(errno == EAGAIN, "core: eventfd: %s", strerror(errno));
+}
+
+static void turn(core_loop *c)
+{
+    take_commands(c);
+    worker_life_turn(c->life);
+    check_drain(c);
+    dispatch(c);
+    c->wanted_state = derive_state(c);
+    tell_state(c);
+    publish(c);
+    wake_io(c);
+}
+
+static void run(void *arg)
+{
+    core_loop *c = arg;
+    thread_set_role(THREAD_CORE);
+    for (turn(c); !c->is_done; turn(c))
+        wait(c);
+    worker_life_stop(c->life);
+    if (c->sched != NULL)
+        scheduler_reset_worker(c->sched); /* what was in flight is released */
+    c->state = CORE_STOPPED;
+    core_event e = {.kind = CORE_EVENT_STATE, .state = CORE_STOPPED};
+    push_event(c, &e);
+    publish(c);
+    atomic_store(&c->is_stopped, true);
+    wake_io(c);
+}
+
+/* --- io side
+ * ---------------------------------------------------------------------------------------------------------
+ */
+
+static pgd_err make_arrays(core_loop *c)
+{
+    size_t n_held = (size_t)c->sizes.max_held;
+    size_t n_seqs = (size_t)c->sizes.max_num_seqs;
+    size_t n_events = n_held + STATE_RESERVE + n_seqs * (PGD_MAX_DRAFT_TOKENS + 1) * 2;
+    PGD_TRY(ring_create(&c->commands, sizeof(command), 2 * n_held + 64));
+    PGD_TRY(ring_create(&c->events, sizeof(core_event), n_events));
+    PGD_TRY(stats_cell_create(&c->stats, sizeof(core_stats)));
+    PGD_TRY(hash_map_create(&c->live, n_held));
+    PGD_TRY(poison_create(&c->poison, (int32_t)(DEPTH * n_seqs), find_request, c));
+    c->live_ids = mem_calloc(n_held + 1, sizeof *c->live_ids);
+    c->pending = mem_calloc(n_held, sizeof *c->pending);
+    c->suspects = mem_calloc(DEPTH * n_seqs, sizeof *c->suspects);
+    bool ok = c->live_ids != NULL && c->pending != NULL && c->suspects != NULL;
+    for (int i = 0; i < DEPTH; i++) {
+        c->notes[i].ids = mem_calloc(n_seqs, sizeof *c->notes[i].ids);
+        c->notes[i].n_computed = mem_calloc(n_seqs, sizeof *c->notes[i].n_computed);
+        c->notes[i].n_scheduled = mem_calloc(n_seqs, sizeof *c->notes[i].n_scheduled);
+        ok = ok && c->notes[i].ids != NULL && c->notes[i].n_computed != NULL &&
+             c->notes[i].n_scheduled != NULL;
+    }
+    return ok ? PGD_OK : PGD_ENOMEM;
+}
+
+static pgd_err make_parts(core_loop *c, pgd_why *why)
+{
+    PGD_TRY(core_sizes_init(&c->sizes, c->opts.cfg, c->opts.model, why));
+    if (make_arrays(c) != PGD_OK)
+        return pgd_fail(why, PGD_ENOMEM, "out of memory for max_num_seqs=%d max_queued_requests=%d",
+                        c->sizes.max_num_seqs, c->sizes.max_held);
+    c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (c->wake_fd < 0)
+        return pgd_fail(why, PGD_EIO, "no eventfd: %s", strerror(errno));
+    worker_life_opts life = {.cfg = c->opts.cfg,
+                             .model_path = c->opts.model_path,
+                             .sizes = c->sizes,
+                             .wake_fd = c->wake_fd,
+                             .on_ready = on_ready,
+                             .can_take_result = can_take_result,
+                             .on_result = on_result,
+                             .on_lost = on_lost,
+                             .on_failed = on_failed,
+                             .arg = c};
+    PGD_TRY(worker_life_create(&c->life, &life, why));
+    publish(c); /* so that max_model_len is known from the start */
+    return PGD_OK;
+}
+
+pgd_err core_loop_create(core_loop **out, const core_loop_opts *opts, pgd_why *why)
+{
+    core_loop *c = mem_calloc(1, sizeof *c);
+    if (c == NULL)
+        return pgd_fail(why, PGD_ENOMEM, "out of memory");
+    c->opts = *opts;
+    c->wake_fd = -1;
+    pgd_err err = make_parts(c, why);
+    if (err != PGD_OK) {
+        core_loop_destroy(c);
+        return err;
+    }
+    *out = c;
+    return PGD_OK;
+}
+
+pgd_err core_loop_start(core_loop *c, pgd_why *why)
+{
+    PGD_ASSERT(!c->is_started);
+    pgd_err err = thread_start(&c->thread, "core", run, c);
+    if (err != PGD_OK)
+        return pgd_fail(why, err, "cannot start the core thread: %s", pgd_err_text(err));
+    c->is_started = true;
+    return PGD_OK;
+}
+
+static void wake_core(core_loop *c)
+{
+    uint64_t one = 1;
+    ssize_t n = write(c->wake_fd, &one, sizeof one);
+    (void)n; /* full means that a wake-up is pending */
+}
+
+/* The core thread takes commands without ever waiting for io, so a full ring empties within a turn.
+ */
+static void push_command(core_loop *c, const command *cmd)
+{
+    while (!ring_push(c->commands, cmd)) {
+        wake_core(c);
+        usleep(COMMAND_WAIT_US);
+    }
+    wake_core(c);
+}
+
+void core_loop_drain(core_loop *c, uint32_t drain_s)
+{
+    command cmd = {.kind = COMMAND_DRAIN, .drain_s = drain_s};
+    c->is_draining_io = true;
+    if (c->is_started)
+        push_command(c, &cmd);
+}
+
+void core_loop_stop(core_loop *c, uint32_t drain_s)
+{
+    if (!c->is_started)
+        return;
+    core_loop_drain(c, drain_s);
+    thread_join(c->thread);
+    c->is_started = false;
+}
+
+void core_loop_destroy(core_loop *c)
+{
+    if (c == NULL)
+        return;
+    PGD_ASSERT(!c->is_started);
+    command cmd;
+    while (c->commands != NULL && ring_pop(c->commands, &cmd))
+        if (cmd.kind == COMMAND_SUBMIT)
+            request_destroy(cmd.r);
+    scheduler_destroy(c->sched);
+    poison_destroy(c->poison);
+    worker_life_destroy(c->life);
+    ring_destroy(c->commands);
+    ring_destroy(c->events);
+    stats_cell_destroy(c->stats);
+    hash_map_destroy(c->live);
+    mem_free(c->live_ids);
+    mem_free(c->pending);
+    mem_free(c->suspects);
+    for (int i = 0; i < DEPTH; i++) {
+        mem_free(c->notes[i].ids);
+        mem_free(c->notes[i].n_computed);
+        mem_free(c->notes[i].n_scheduled);
+    }
+    if (c->wake_fd >= 0)
+        close(c->wake_fd);
+    mem_free(c);
+}
+
+core_refusal core_loop_submit(core_loop *c, request *r)
+{
+    command cmd = {.kind = COMMAND_SUBMIT, .r = r};
+    if (c->is_draining_io)
+        return CORE_REFUSAL_DRAINING;
+    if (atomic_load(&c->is_failed))
+        return CORE_REFUSAL_WORKER;
+    if (c->n_open >= c->sizes.max_held || !ring_push(c->commands, &cmd))
+        return CORE_REFUSAL_QUEUE_FULL;
+    c->n_open++;
+    wake_core(c);
+    return CORE_REFUSAL_NONE;
+}
+
+void core_loop_abort(core_loop *c, uint64_t request_id)
+{
+    command cmd = {.kind = COMMAND_ABORT, .request_id = request_id};
+    if (c->is_started)
+        push_command(c, &cmd);
+}
+
+bool core_loop_poll(core_loop *c, core_event *out)
+{
+    if (!ring_pop(c->events, out))
+        return false;
+    if (out->kind == CORE_EVENT_FINISHED)
+        c->n_open--;
+    return true;
+}
+
+void core_loop_get_stats(const core_loop *c, core_stats *out)
+{
+    stats_read(c->stats, out);
+}
+
+void core_loop_reset_prefix_cache(core_loop *c)
+{
+    command cmd = {.kind = COMMAND_RESET_CACHE};
+    if (c->is_started)
+        push_command(c, &cmd);
+}

@@ -1,0 +1,177 @@
+/* A request owns every buffer it will ever need from the start: its token array is as long as the
+ * request can become, and so is its array of block hashes. The step path only fills them.
+ *
+ * Block hashes are a function of the tokens alone (with the salt), so they survive preemption and a
+ * lost worker; they make "preempt = recompute" cheap when the prefix is still cached. */
+#include "engine/core/request.h"
+
+#include <string.h>
+
+#include "common/mem.h"
+
+static pgd_err check_opts(const request_opts *o)
+{
+    if (o->n_prompt_tokens < 1 || o->max_tokens < 1 || o->n_prompt_tokens >= o->max_model_len)
+        return PGD_EINVAL;
+    if (o->params.n_stop_ids < 0 || o->params.n_stop_ids > PGD_MAX_STOP_IDS || o->n_eos_ids < 0 ||
+        o->n_eos_ids > PGD_MAX_STOP_IDS)
+        return PGD_EINVAL;
+    if (o->params.n_logit_bias < 0 || o->params.n_logit_bias > PGD_MAX_LOGIT_BIAS)
+        return PGD_EINVAL;
+    if (o->hasher != NULL && o->block_size < 1)
+        return PGD_EINVAL;
+    return PGD_OK;
+}
+
+static void *copy_array(const void *data, size_t n_elems, size_t elem_bytes)
+{
+    void *copy = mem_calloc(n_elems, elem_bytes);
+    if (copy != NULL && n_elems > 0)
+        memcpy(copy, data, n_elems * elem_bytes);
+    return copy;
+}
+
+static pgd_err copy_params(request *r, const request_opts *o)
+{
+    r->n_eos_ids = o->n_eos_ids;
+    r->n_stop_token_ids = o->params.n_stop_ids;
+    r->eos_ids = copy_array(o->eos_ids, (size_t)o->n_eos_ids, sizeof *r->eos_ids);
+    r->stop_token_ids =
+        copy_array(o->params.stop_ids, (size_t)o->params.n_stop_ids, sizeof *r->stop_token_ids);
+    r->params = o->params;
+    r->params.n_stop_ids = r->n_eos_ids + r->n_stop_token_ids;
+    token_id *all = mem_calloc((size_t)r->params.n_stop_ids, sizeof *all);
+    r->params.stop_ids = all;
+    r->params.logit_bias = copy_array(o->params.logit_bias, (size_t)o->params.n_logit_bias,
+                                      sizeof *o->params.logit_bias);
+    if (r->eos_ids == NULL || r->stop_token_ids == NULL || all == NULL ||
+        r->params.logit_bias == NULL)
+        return PGD_ENOMEM;
+    memcpy(all, r->eos_ids, (size_t)r->n_eos_ids * sizeof *all);
+    memcpy(all + r->n_eos_ids, r->stop_token_ids, (size_t)r->n_stop_token_ids * sizeof *all);
+    return PGD_OK;
+}
+
+static pgd_err create_hashing(request *r, const request_opts *o)
+{
+    if (o->hasher == NULL)
+        return PGD_OK;
+    r->hash_block_size = o->block_size;
+    r->block_hashes =
+        mem_calloc((size_t)(r->max_total_tokens / r->hash_block_size), sizeof *r->block_hashes);
+    if (r->block_hashes == NULL)
+        return PGD_ENOMEM;
+    if (o->cache_salt == NULL)
+        return PGD_OK;
+    r->salt_extra_bytes = block_hash_write_extra(NULL, 0, NULL, NULL, 0, o->cache_salt);
+    r->salt_extra = mem_alloc(r->salt_extra_bytes);
+    if (r->salt_extra == NULL)
+        return PGD_ENOMEM;
+    block_hash_write_extra(r->salt_extra, r->salt_extra_bytes, NULL, NULL, 0, o->cache_salt);
+    return PGD_OK;
+}
+
+/* Hashes the full blocks that have no hash yet. */
+static void hash_full_blocks(request *r, block_hasher *hasher)
+{
+    int32_t bs = r->hash_block_size;
+    while (r->n_block_hashes < r->n_tokens / bs) {
+        int32_t i = r->n_block_hashes++;
+        const block_hash *parent = i > 0 ? &r->block_hashes[i - 1] : NULL;
+        block_hasher_hash(&r->block_hashes[i], hasher, parent, r->tokens + (size_t)i * (size_t)bs,
+                          bs, i == 0 ? r->salt_extra : NULL, i == 0 ? r->salt_extra_bytes : 0);
+    }
+}
+
+pgd_err request_create(request **out, const request_opts *opts)
+{
+    *out = NULL;
+    PGD_TRY(check_opts(opts));
+    request *r = mem_calloc(1, sizeof *r);
+    if (r == NULL)
+        return PGD_ENOMEM;
+    r->id = opts->id;
+    r->status = REQUEST_WAITING;
+    r->n_prompt_tokens = opts->n_prompt_tokens;
+    r->n_tokens = opts->n_prompt_tokens;
+    r->max_tokens = opts->max_tokens;
+    r->max_total_tokens = (int32_t)PGD_MIN((int64_t)opts->n_prompt_tokens + opts->max_tokens,
+                                           (int64_t)opts->max_model_len);
+    r->priority = opts->priority;
+    r->arrival_us = opts->arrival_us;
+    r->skip_prefix_lookup = opts->skip_prefix_lookup;
+    r->num_cached_tokens = -1;
+    r->stop_token = -1;
+    r->running_idx = -1;
+    r->heap_idx = -1;
+    r->entry_idx = -1;
+    r->kv_row = -1;
+    r->tokens = mem_calloc((size_t)r->max_total_tokens, sizeof *r->tokens);
+    pgd_err err = r->tokens == NULL ? PGD_ENOMEM : copy_params(r, opts);
+    if (err == PGD_OK)
+        err = create_hashing(r, opts);
+    if (err != PGD_OK) {
+        request_destroy(r);
+        return err;
+    }
+    memcpy(r->tokens, opts->prompt, (size_t)opts->n_prompt_tokens * sizeof *r->tokens);
+    if (r->hash_block_size > 0)
+        hash_full_blocks(r, opts->hasher);
+    *out = r;
+    return PGD_OK;
+}
+
+void request_destroy(request *r)
+{
+    if (r == NULL)
+        return;
+    PGD_ASSERTF(r->n_in_flight == 0, "request %llu destroyed with %d steps in flight",
+                (unsigned long long)r->id, r->n_in_flight);
+    mem_free(r->tokens);
+    mem_free(r->eos_ids);
+    mem_free(r->stop_token_ids);
+    mem_free((void *)r->params.stop_ids);
+    mem_free((void *)r->params.logit_bias);
+    mem_free(r->block_hashes);
+    mem_free(r->salt_extra);
+    mem_free(r);
+}
+
+void request_append_token(request *r, token_id token, block_hasher *hasher)
+{
+    PGD_ASSERTF(r->n_tokens < r->max_total_tokens, "request %llu is full with %d tokens",
+                (unsigned long long)r->id, r->n_tokens);
+    r->tokens[r->n_tokens++] = token;
+    if (hasher != NULL && r->hash_block_size > 0 && r->n_tokens % r->hash_block_size == 0)
+        hash_full_blocks(r, hasher);
+}
+
+static bool contains(const token_id *ids, int32_t n_ids, token_id id)
+{
+    for (int32_t i = 0; i < n_ids; i++) {
+        if (ids[i] == id)
+            return true;
+    }
+    return false;
+}
+
+bool request_check_stop(request *r, int32_t max_model_len)
+{
+    token_id last = r->tokens[r->n_tokens - 1];
+    if (request_n_output_tokens(r) >= r->params.min_tokens) {
+        if (contains(r->eos_ids, r->n_eos_ids, last)) {
+            r->status = REQUEST_FINISHED_STOPPED;
+            return true;
+        }
+        if (contains(r->stop_token_ids, r->n_stop_token_ids, last)) {
+            r->status = REQUEST_FINISHED_STOPPED;
+            r->stop_token = last;
+            return true;
+        }
+    }
+    if (r->n_tokens >= PGD_MIN(r->max_total_tokens, max_model_len)) {
+        r->status = REQUEST_FINISHED_LENGTH_CAPPED;
+        return true;
+    }
+    return false;
+}

@@ -1,0 +1,119 @@
+/* One generation request inside the engine, from admission to its last late result.
+ *
+ * Created on the io or pool thread with every buffer it will ever need (nothing on the step path
+ * allocates), then given to the core thread. num_computed_tokens is written by the scheduler alone.
+ * States and counters: rules ST1-ST7 of the engine-core reference. "Finished" = status greater than
+ * REQUEST_PREEMPTED.
+ * Owns:    its arrays; freed by request_destroy once n_in_flight == 0
+ * Thread:  create: any; afterwards core only
+ */
+#ifndef ENGINE_CORE_REQUEST_H
+#define ENGINE_CORE_REQUEST_H
+
+#include "common/list.h"
+#include "engine/kv/block_hash.h"
+#include "proto/sampling_params.h"
+
+typedef enum request_status {
+    REQUEST_WAITING,
+    REQUEST_WAITING_FOR_GRAMMAR,
+    REQUEST_WAITING_FOR_REMOTE_KVS,
+    REQUEST_WAITING_FOR_STREAMING_INPUT,
+    REQUEST_RUNNING,
+    REQUEST_PREEMPTED,
+    REQUEST_FINISHED_STOPPED,
+    REQUEST_FINISHED_LENGTH_CAPPED,
+    REQUEST_FINISHED_ABORTED,
+    REQUEST_FINISHED_IGNORED,
+    REQUEST_FINISHED_ERROR,
+    REQUEST_FINISHED_REPETITION
+} request_status;
+
+typedef struct request_opts {
+    uint64_t id;
+    const token_id *prompt;  /* [n_prompt_tokens], copied */
+    int32_t n_prompt_tokens; /* >= 1 */
+    int32_t max_tokens;      /* >= 1 output tokens */
+    int32_t max_model_len;
+    sampling_params params;  /* deep-copied; stop_ids = the request's stop_token_ids only */
+    const token_id *eos_ids; /* the model's, copied; none with ignore_eos */
+    int32_t n_eos_ids;
+    int32_t priority; /* smaller first */
+    uint64_t arrival_us;
+    const char *cache_salt;  /* NULL or copied */
+    int32_t block_size;      /* hash block size */
+    bool skip_prefix_lookup; /* HS8 */
+    block_hasher *hasher;    /* borrow for the call; NULL = prefix caching off */
+} request_opts;
+
+typedef struct request {
+    uint64_t id;
+    request_status status;
+    token_id *tokens; /* [max_total_tokens]: prompt, then accepted output */
+    int32_t n_prompt_tokens;
+    int32_t n_tokens;
+    int32_t max_tokens;
+    int32_t max_total_tokens; /* min(n_prompt_tokens + max_tokens, max_model_len) */
+    sampling_params
+        params; /* stop_ids: eos and stop_token_ids together, as the worker masks them */
+    token_id *eos_ids;
+    int32_t n_eos_ids;
+    token_id *stop_token_ids;
+    int32_t n_stop_token_ids;
+    int32_t priority;
+    uint64_t arrival_us;
+    bool skip_prefix_lookup;
+
+    int32_t num_computed_tokens;
+    int32_t num_cached_tokens; /* prefix hit at first admission; -1 before */
+    int32_t num_preemptions;
+    int32_t n_output_placeholders;
+    int32_t n_in_flight;        /* dispatched steps whose result has not been seen */
+    uint32_t epoch;             /* bumped at each admission to RUNNING */
+    int32_t n_in_flight_tokens; /* of num_computed_tokens, those of steps in flight */
+    int32_t n_draft_tokens;
+    token_id draft_tokens[PGD_MAX_DRAFT_TOKENS];
+    token_id stop_token; /* which stop_token_id ended it; -1 */
+
+    block_hash *block_hashes; /* [n_block_hashes], one per full hash block */
+    int32_t n_block_hashes;
+    int32_t hash_block_size; /* 0 = no hashing */
+    void *salt_extra;        /* canonical extra keys of block 0 */
+    size_t salt_extra_bytes;
+
+    uint64_t first_scheduled_us;
+    uint64_t first_token_us;
+    uint64_t last_token_us;
+    list_node queue_node;    /* waiting queue or the scheduler's set-aside list */
+    int32_t running_idx;     /* position in the running list; -1 */
+    int32_t heap_idx;        /* priority queue; -1 */
+    int32_t entry_idx;       /* position in the step being scheduled; -1 */
+    int32_t kv_row;          /* row of its block tables, kv_manager's; -1 = holds no blocks */
+    uint64_t preempted_step; /* id of the step that preempted it last; 0 */
+    void *user;              /* the io side's, never touched here */
+    int32_t n_strikes;       /* poison rule, core_loop's */
+    int32_t progress_at_strike;
+} request;
+
+/* Errors: PGD_EINVAL (a limit above; or no room for an output token: n_prompt_tokens >=
+ * max_model_len), PGD_ENOMEM */
+PGD_MUST_USE pgd_err request_create(request **out, const request_opts *opts);
+void request_destroy(request *r);
+
+static inline bool request_is_finished(const request *r)
+{
+    return r->status > REQUEST_PREEMPTED;
+}
+
+static inline int32_t request_n_output_tokens(const request *r)
+{
+    return r->n_tokens - r->n_prompt_tokens;
+}
+
+/* Appends one accepted token and hashes the block it completes (hasher may be NULL). */
+void request_append_token(request *r, token_id token, block_hasher *hasher);
+/* Rule ST7 after an append: sets status and stop_token; true when the request is finished. The
+ * length limits hold even below min_tokens. */
+bool request_check_stop(request *r, int32_t max_model_len);
+
+#endif

@@ -1,0 +1,92 @@
+/* What scheduler.c, scheduler_schedule.c and scheduler_update.c share. Not for other modules.
+ *
+ * Thread:  core
+ */
+#ifndef ENGINE_CORE_SCHEDULER_INTERNAL_H
+#define ENGINE_CORE_SCHEDULER_INTERNAL_H
+
+#include "common/hash_map.h"
+#include "engine/core/request_queue.h"
+#include "engine/core/scheduler.h"
+#include "engine/kv/kv_manager.h"
+
+/* One request's share of a step, kept until the step's result has been applied. */
+typedef struct step_entry {
+    request *r;
+    uint64_t request_id;
+    uint32_t epoch;
+    int32_t n_tokens; /* drafts included */
+    int32_t n_drafts;
+    bool is_sampled; /* reaches the end of its tokens: the result has at least one token */
+} step_entry;
+
+/* A step in flight. Continuing requests come first, then new ones, as in its message. */
+typedef struct step_record {
+    uint64_t step_id;
+    int32_t n_entries;
+    step_entry *entries; /* [max_num_seqs] */
+} step_record;
+
+/* The step being put together. */
+typedef struct step_draft {
+    uint64_t step_id;
+    step_record *record;
+    int32_t budget;
+    int32_t n_cached;
+    int32_t n_new;
+    int32_t n_preempted;
+    const uint64_t *only;
+    int32_t n_only;
+} step_draft;
+
+struct scheduler {
+    scheduler_opts opts;
+    kv_group_spec groups[PGD_MAX_KV_GROUPS];
+    kv_manager *kv;
+    block_hasher *hasher; /* NULL with prefix caching off */
+    hash_map *requests;   /* id -> request, unfinished ones */
+    request_queue *waiting;
+    request **running; /* [max_num_seqs], order of admission; NULL only inside scheduler_update */
+    int32_t n_running;
+    list_node set_aside; /* empty between calls */
+
+    step_record records[SCHEDULER_MAX_STEPS_IN_FLIGHT]; /* a ring */
+    int32_t first_record;
+    int32_t n_records;
+    uint64_t next_step_id;
+    step_draft step;
+
+    new_request_msg *new_msgs;       /* [max_num_seqs] */
+    cached_request_msg *cached_msgs; /* [max_num_seqs] */
+    uint64_t *preempted_ids;         /* [max_num_seqs] */
+    uint64_t *finished_ids;          /* [max_num_seqs], to be told with the next step */
+    int32_t n_finished_ids;
+    uint64_t *sent_finished_ids; /* [max_num_seqs], those of the last message */
+    int32_t *result_of_entry;    /* [max_num_seqs], scratch of update */
+    request **victims;           /* [max_num_seqs], scratch of schedule */
+    scheduler_stats stats;
+};
+
+/* Tokens that the request can have at most. */
+static inline int32_t scheduler__limit(const scheduler *s, const request *r)
+{
+    return PGD_MIN(r->max_total_tokens, s->opts.max_model_len);
+}
+
+static inline step_record *scheduler__record_at(const scheduler *s, int32_t i)
+{
+    return (step_record *)&s->records[(s->first_record + i) % SCHEDULER_MAX_STEPS_IN_FLIGHT];
+}
+
+/* Blocks that an admission must leave free. */
+int32_t scheduler__watermark(const scheduler *s);
+void scheduler__remove_running(scheduler *s, request *r);
+/* Forgets what the device holds of the request; its tokens stay. n_valid_tokens as in
+ * kv_manager_free. */
+void scheduler__drop_progress(scheduler *s, request *r, int32_t n_valid_tokens);
+/* Ends the request: blocks back, callbacks. `was` is its status before it finished, r->status may
+ * be set already. Leaves the running list alone. */
+void scheduler__finish(scheduler *s, request *r, request_status was, request_status status,
+                       request_error error, int32_t n_valid_tokens);
+
+#endif

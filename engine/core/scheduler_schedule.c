@@ -1,0 +1,384 @@
+/* Makes one step (rules SC). There is no prefill or decode phase: every request gets tokens so that
+ * num_computed catches up with what is known or pending, running requests first, then the waiting
+ * queue.
+ *
+ * Index into the running list while it shrinks under the loop: a victim before or at position i
+ * moves the rest down, so i follows it (by list position, whatever was scheduled).
+ *
+ * A victim that already has a share in this step is un-scheduled: its share leaves the record and
+ * its blocks that only this step would have written are un-published. Nobody can have hit them:
+ * hits happen at admission only, and after the first admission of a step nothing is preempted any
+ * more. */
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/mem.h"
+#include "common/thread.h"
+#include "engine/core/scheduler_internal.h"
+
+typedef enum admission { ADMITTED, ADMISSION_NO_ROOM, ADMISSION_STOP } admission;
+
+static bool is_allowed(const scheduler *s, const request *r)
+{
+    if (s->step.only == NULL)
+        return true;
+    for (int32_t i = 0; i < s->step.n_only; i++) {
+        if (s->step.only[i] == r->id)
+            return true;
+    }
+    return false;
+}
+
+static step_entry *add_entry(scheduler *s, request *r, int32_t n_tokens)
+{
+    step_record *record = s->step.record;
+    PGD_ASSERTF(record->n_entries < s->opts.max_num_seqs, "%d requests in one step",
+                record->n_entries);
+    PGD_ASSERTF(n_tokens > 0 && n_tokens <= s->step.budget && r->entry_idx < 0,
+                "request %llu gets %d of %d tokens, entry %d", (unsigned long long)r->id, n_tokens,
+                s->step.budget, r->entry_idx);
+    r->entry_idx = record->n_entries++;
+    step_entry *e = &record->entries[r->entry_idx];
+    *e = (step_entry){.r = r, .request_id = r->id, .epoch = r->epoch, .n_tokens = n_tokens};
+    s->step.budget -= n_tokens;
+    return e;
+}
+
+static void unschedule(scheduler *s, request *r)
+{
+    step_record *record = s->step.record;
+    int32_t idx = r->entry_idx;
+    PGD_ASSERTF(s->step.n_new == 0 && idx < s->step.n_cached,
+                "request %llu was admitted in this step", (unsigned long long)r->id);
+    s->step.budget += record->entries[idx].n_tokens;
+    record->n_entries--;
+    s->step.n_cached--;
+    for (int32_t i = idx; i < record->n_entries; i++) {
+        record->entries[i] = record->entries[i + 1];
+        record->entries[i].r->entry_idx = i;
+        s->cached_msgs[i] = s->cached_msgs[i + 1];
+    }
+    r->entry_idx = -1;
+}
+
+/* SC4. Late results of the steps in flight are still wanted: the epoch does not change here. */
+static void preempt(scheduler *s, request *r)
+{
+    if (r->entry_idx >= 0)
+        unschedule(s, r);
+    scheduler__remove_running(s, r);
+    scheduler__drop_progress(s, r, r->num_computed_tokens);
+    r->status = REQUEST_PREEMPTED;
+    r->num_preemptions++;
+    r->preempted_step = s->step.step_id;
+    s->preempted_ids[s->step.n_preempted++] = r->id;
+    s->stats.n_preemptions++;
+    request_queue_push_front(s->waiting, r);
+}
+
+/* SC3: the newest one, or the one that comes last by priority. */
+static request *choose_victim(const scheduler *s)
+{
+    request *victim = s->running[s->n_running - 1];
+    if (s->opts.policy == SCHEDULER_FCFS)
+        return victim;
+    for (int32_t i = 0; i < s->n_running; i++) {
+        if (request_queue_is_before(victim, s->running[i]))
+            victim = s->running[i];
+    }
+    return victim;
+}
+
+/* Tokens to compute for a running request now (SC2 a-d); 0 or less = skip it. Its last token is
+ * never computed; that bound also stops an async request whose last token is still in flight
+ * (SC2a). */
+static int32_t count_running_tokens(const scheduler *s, const request *r)
+{
+    int32_t n = r->n_tokens + r->n_draft_tokens + r->n_output_placeholders - r->num_computed_tokens;
+    if (s->opts.long_prefill_token_threshold > 0)
+        n = PGD_MIN(n, s->opts.long_prefill_token_threshold);
+    n = PGD_MIN(n, s->step.budget);
+    return PGD_MIN(n, scheduler__limit(s, r) - 1 - r->num_computed_tokens);
+}
+
+static void record_running(scheduler *s, request *r, int32_t n)
+{
+    step_entry *e = add_entry(s, r, n);
+    int32_t n_drafts = n + r->num_computed_tokens - r->n_tokens - r->n_output_placeholders;
+    e->n_drafts = PGD_MAX(n_drafts, 0);
+    cached_request_msg *msg = &s->cached_msgs[s->step.n_cached++];
+    msg->request_id = r->id;
+    msg->n_computed_tokens = r->num_computed_tokens;
+    msg->n_scheduled_tokens = n;
+    msg->n_draft_tokens = e->n_drafts;
+    msg->draft_tokens = e->n_drafts > 0 ? r->draft_tokens : NULL;
+    r->n_draft_tokens = 0;
+}
+
+/* Finds room for a running request, at the cost of others if need be. False when it was preempted
+ * itself. */
+static bool make_slots(scheduler *s, request *r, int32_t n, int32_t *idx)
+{
+    kv_alloc alloc = {
+        .n_new_tokens = n,
+        .n_lookahead_tokens = s->opts.num_lookahead_tokens,
+        .n_in_flight_tokens = r->n_in_flight_tokens,
+    };
+    while (!kv_manager_allocate(&s->cached_msgs[s->step.n_cached].new_blocks, s->kv, r, &alloc)) {
+        request *victim = choose_victim(s);
+        if (victim->running_idx < *idx)
+            --*idx;
+        preempt(s, victim);
+        if (victim == r)
+            return false;
+    }
+    return true;
+}
+
+static void schedule_running(scheduler *s)
+{
+    for (int32_t i = 0; i < s->n_running && s->step.budget > 0; i++) {
+        request *r = s->running[i];
+        int32_t n = count_running_tokens(s, r);
+        if (n <= 0)
+            continue;
+        if (!make_slots(s, r, n, &i))
+            return;
+        record_running(s, r, n);
+    }
+}
+
+static void record_new(scheduler *s, request *r, int32_t n)
+{
+    add_entry(s, r, n);
+    new_request_msg *msg = &s->new_msgs[s->step.n_new++];
+    msg->request_id = r->id;
+    msg->request_epoch = r->epoch;
+    msg->n_prompt_tokens = r->n_prompt_tokens;
+    msg->n_tokens = r->n_tokens;
+    msg->tokens = r->tokens;
+    msg->n_computed_tokens = r->num_computed_tokens;
+    msg->n_scheduled_tokens = n;
+    msg->params = r->params;
+    kv_manager_get_table(&msg->blocks, s->kv, r);
+}
+
+static void count_first_admission(scheduler *s, request *r, int32_t n_cached)
+{
+    r->num_cached_tokens = n_cached;
+    r->first_scheduled_us = clock_now_us();
+    s->stats.n_prompt_tokens += (uint64_t)r->n_prompt_tokens;
+    if (s->opts.enable_prefix_caching) {
+        s->stats.n_prefix_queries_tokens += (uint64_t)r->n_tokens;
+        s->stats.n_prefix_hit_tokens += (uint64_t)n_cached;
+    }
+}
+
+/* SC5 b-g for the head of the queue. */
+static admission try_admit(scheduler *s, request *r)
+{
+    if (s->n_running >= s->opts.max_num_seqs)
+        return ADMISSION_NO_ROOM;
+    const kv_hit *hit = r->kv_row < 0 ? kv_manager_lookup(s->kv, r) : NULL;
+    int32_t n_computed = r->num_computed_tokens + (hit != NULL ? hit->n_tokens : 0);
+    int32_t n = r->n_tokens - n_computed;
+    if (s->opts.long_prefill_token_threshold > 0)
+        n = PGD_MIN(n, s->opts.long_prefill_token_threshold);
+    if (!s->opts.enable_chunked_prefill && n > s->step.budget)
+        return ADMISSION_STOP;
+    n = PGD_MIN(n, s->step.budget);
+    kv_alloc alloc = {
+        .n_new_tokens = n,
+        .hit = hit,
+        .n_lookahead_tokens = r->num_computed_tokens == 0 ? 0 : s->opts.num_lookahead_tokens,
+        .n_spare_blocks = scheduler__watermark(s),
+        .is_admission = true,
+    };
+    if (!kv_manager_allocate(NULL, s->kv, r, &alloc))
+        return ADMISSION_NO_ROOM;
+
+    request_queue_remove(s->waiting, r);
+    r->status = REQUEST_RUNNING;
+    r->epoch++;
+    r->num_computed_tokens = n_computed;
+    if (r->num_cached_tokens < 0)
+        count_first_admission(s, r, n_computed);
+    r->running_idx = s->n_running;
+    s->running[s->n_running++] = r;
+    record_new(s, r, n);
+    return ADMITTED;
+}
+
+/* Under the priority policy: takes one strictly lower request out if that leads to room for r. */
+static bool preempt_for(scheduler *s, const request *r)
+{
+    if (s->opts.policy != SCHEDULER_PRIORITY || s->step.n_new > 0 || r->kv_row >= 0)
+        return false;
+    int32_t n_victims = 0;
+    for (int32_t i = 0; i < s->n_running; i++) {
+        if (s->running[i]->priority > r->priority)
+            s->victims[n_victims++] = s->running[i];
+    }
+    if (n_victims == 0)
+        return false;
+    int32_t n_spare = n_victims < s->n_running ? scheduler__watermark(s) : 0;
+    const kv_hit *hit = kv_manager_lookup(s->kv, r);
+    if (!kv_manager_would_fit(s->kv, r, hit, s->victims, n_victims, n_spare))
+        return false;
+    preempt(s, choose_victim(s));
+    return true;
+}
+
+/* When nothing runs, loads or is in flight, only waiting requests can hold the blocks that the head
+ * lacks: the newest of them gives its blocks back. */
+static bool release_holder(scheduler *s, const request *head, bool is_loading)
+{
+    if (s->n_running > 0 || s->n_records > 0 || is_loading)
+        return false;
+    request *newest = NULL;
+    for (request *r = NULL; (r = request_queue_next(s->waiting, r)) != NULL;) {
+        if (r == head || r->kv_row < 0)
+            continue;
+        if (newest == NULL || r->arrival_us > newest->arrival_us ||
+            (r->arrival_us == newest->arrival_us && r->id > newest->id))
+            newest = r;
+    }
+    if (newest == NULL)
+        return false;
+    scheduler__drop_progress(s, newest, newest->num_computed_tokens);
+    return true;
+}
+
+static bool is_ready(const request *r)
+{
+    return r->status == REQUEST_WAITING || r->status == REQUEST_PREEMPTED;
+}
+
+static void schedule_waiting(scheduler *s)
+{
+    bool is_loading = false;
+    while (s->step.budget > 0) {
+        request *r = request_queue_peek(s->waiting);
+        if (r == NULL)
+            break;
+        if (!is_ready(r) || !is_allowed(s, r)) {
+            is_loading = is_loading || r->status == REQUEST_WAITING_FOR_REMOTE_KVS;
+            request_queue_remove(s->waiting, r);
+            list_append(&s->set_aside, &r->queue_node);
+            continue;
+        }
+        /* Back in this very step would be a loop: it gave way to somebody. */
+        if (r->preempted_step == s->step.step_id)
+            break;
+        admission a;
+        while ((a = try_admit(s, r)) == ADMISSION_NO_ROOM) {
+            if (!preempt_for(s, r) && !release_holder(s, r, is_loading))
+                break;
+        }
+        PGD_ASSERTF(a != ADMISSION_NO_ROOM || s->n_running > 0 || s->n_records > 0 || is_loading,
+                    "request %llu of %d tokens cannot start although nothing runs",
+                    (unsigned long long)r->id, r->n_tokens);
+        if (a != ADMITTED)
+            break;
+    }
+    while (!list_is_empty(&s->set_aside)) {
+        request *r = LIST_ENTRY(s->set_aside.prev, request, queue_node);
+        list_remove(&r->queue_node);
+        request_queue_push_front(s->waiting, r);
+    }
+}
+
+/* Requests that are not to run give their place to those that are, newest first so that they keep
+ * their order. */
+static void preempt_excluded(scheduler *s)
+{
+    for (int32_t i = s->n_running - 1; i >= 0; i--) {
+        if (!is_allowed(s, s->running[i]))
+            preempt(s, s->running[i]);
+    }
+}
+
+/* SC9: num_computed advances before the step has run, so that the next one can be scheduled. */
+static int32_t advance(scheduler *s)
+{
+    int32_t n_total = 0;
+    step_record *record = s->step.record;
+    for (int32_t i = 0; i < record->n_entries; i++) {
+        step_entry *e = &record->entries[i];
+        request *r = e->r;
+        r->num_computed_tokens += e->n_tokens;
+        e->is_sampled = r->num_computed_tokens >= r->n_tokens + r->n_output_placeholders;
+        if (e->is_sampled && s->opts.async)
+            r->n_output_placeholders += 1 + e->n_drafts;
+        r->n_in_flight++;
+        r->n_in_flight_tokens += e->n_tokens;
+        r->entry_idx = -1;
+        n_total += e->n_tokens;
+    }
+    return n_total;
+}
+
+static bool finish_step(scheduler *s, scheduler_output *out)
+{
+    step_record *record = s->step.record;
+    int32_t n_total = advance(s);
+    PGD_ASSERTF(n_total + s->step.budget == s->opts.max_num_batched_tokens && s->step.budget >= 0,
+                "%d tokens scheduled, %d left of %d", n_total, s->step.budget,
+                s->opts.max_num_batched_tokens);
+    PGD_ASSERTF(s->n_running <= s->opts.max_num_seqs &&
+                    s->step.n_new + s->step.n_cached == record->n_entries &&
+                    record->n_entries <= s->n_running,
+                "%d new and %d continuing of %d running", s->step.n_new, s->step.n_cached,
+                s->n_running);
+    *out = (scheduler_output){
+        .step_id = s->step.step_id,
+        .total_scheduled_tokens = n_total,
+        .n_groups = s->opts.n_groups,
+        .n_new = s->step.n_new,
+        .new_requests = s->new_msgs,
+        .n_cached = s->step.n_cached,
+        .cached_requests = s->cached_msgs,
+        .n_finished = s->n_finished_ids,
+        .finished_ids = s->finished_ids,
+        .n_preempted = s->step.n_preempted,
+        .preempted_ids = s->preempted_ids,
+    };
+    out->n_blocks_to_zero = kv_manager_take_blocks_to_zero(&out->blocks_to_zero, s->kv);
+    if (s->n_running > 0)
+        kv_manager_common_prefix(out->n_common_prefix_blocks, s->kv, s->running[0]);
+    if (n_total == 0 && out->n_finished == 0 && out->n_preempted == 0)
+        return false;
+    uint64_t *sent = s->finished_ids;
+    s->finished_ids = s->sent_finished_ids;
+    s->sent_finished_ids = sent;
+    s->n_finished_ids = 0;
+    s->n_records++;
+    s->next_step_id++;
+    return true;
+}
+
+bool scheduler_schedule(scheduler *s, scheduler_output *out, const uint64_t *only, int32_t n_only)
+{
+    thread_assert(THREAD_CORE);
+    PGD_ASSERTF(s->n_records < SCHEDULER_MAX_STEPS_IN_FLIGHT, "%d steps are in flight",
+                s->n_records);
+    mem_forbid();
+    s->step = (step_draft){
+        .step_id = s->next_step_id,
+        .record = scheduler__record_at(s, s->n_records),
+        .budget = s->opts.max_num_batched_tokens,
+        .only = only,
+        .n_only = n_only,
+    };
+    s->step.record->step_id = s->next_step_id;
+    s->step.record->n_entries = 0;
+    if (only != NULL)
+        preempt_excluded(s);
+    int32_t n_excluded = s->step.n_preempted;
+    schedule_running(s);
+    if (s->step.n_preempted == n_excluded)
+        schedule_waiting(s);
+    bool is_step = finish_step(s, out);
+    mem_permit();
+    return is_step;
+}

@@ -1,0 +1,200 @@
+/* Applies the result of the oldest step in flight (rules UP).
+ *
+ * What a late result means is decided by the epoch that its step recorded, never by counters:
+ *   request finished meanwhile                      dropped
+ *   epoch older than the request's                  dropped: it was admitted again and recomputes
+ * those tokens same epoch, RUNNING                             appended, counters settled same
+ * epoch, PREEMPTED                           appended; there are no counters to settle The whole
+ * result is checked before anything changes, so that a faulty worker cannot leave half a step
+ * behind. */
+#include "common/clock.h"
+#include "common/mem.h"
+#include "common/thread.h"
+#include "engine/core/scheduler_internal.h"
+
+static bool is_valid(const step_result *result, const request_result_msg *res, const step_entry *e)
+{
+    if (res->request_epoch != e->epoch)
+        return false;
+    if (res->error != REQUEST_ERROR_NONE)
+        return true;
+    int32_t max_tokens = e->is_sampled ? e->n_drafts + 1 : 0;
+    if (res->n_tokens < (e->is_sampled ? 1 : 0) || res->n_tokens > max_tokens)
+        return false;
+    if (res->n_drafts < 0 || res->n_drafts > PGD_MAX_DRAFT_TOKENS)
+        return false;
+    int64_t n_logprobs = (int64_t)res->n_tokens * res->n_logprobs_per_token;
+    return res->n_logprobs_per_token >= 0 && res->first_logprob >= 0 &&
+           res->first_logprob + n_logprobs <= result->n_logprobs;
+}
+
+/* Entry of the request, -1 if it has no share in the step. Results come in the order of the message
+ * nearly always, so the search starts at the hint. */
+static int32_t find_entry(const step_record *record, uint64_t request_id, int32_t hint)
+{
+    for (int32_t i = hint; i < record->n_entries; i++) {
+        if (record->entries[i].request_id == request_id)
+            return i;
+    }
+    for (int32_t i = 0; i < hint; i++) {
+        if (record->entries[i].request_id == request_id)
+            return i;
+    }
+    return -1;
+}
+
+/* Fills result_of_entry (-1 = none). False when the result does not fit the step. */
+static bool match_results(scheduler *s, const step_record *record, const step_result *result)
+{
+    for (int32_t i = 0; i < record->n_entries; i++)
+        s->result_of_entry[i] = -1;
+    int32_t hint = 0;
+    for (int32_t k = 0; k < result->n_results; k++) {
+        const request_result_msg *res = &result->results[k];
+        int32_t i = find_entry(record, res->request_id, hint);
+        if (i < 0 || s->result_of_entry[i] >= 0 || !is_valid(result, res, &record->entries[i]))
+            return false;
+        s->result_of_entry[i] = k;
+        hint = i + 1;
+    }
+    for (int32_t i = 0; i < record->n_entries; i++) {
+        if (record->entries[i].is_sampled && s->result_of_entry[i] < 0)
+            return false;
+    }
+    return true;
+}
+
+/* Leaves a hole that close_holes takes out after the loop over the step. */
+static void finish(scheduler *s, request *r, request_status was, request_status status,
+                   request_error error, int32_t n_valid_tokens)
+{
+    if (was == REQUEST_RUNNING) {
+        s->running[r->running_idx] = NULL;
+        r->running_idx = -1;
+    }
+    scheduler__finish(s, r, was, status, error, n_valid_tokens);
+}
+
+static void close_holes(scheduler *s)
+{
+    int32_t n_kept = 0;
+    for (int32_t i = 0; i < s->n_running; i++) {
+        request *r = s->running[i];
+        if (r == NULL)
+            continue;
+        r->running_idx = n_kept;
+        s->running[n_kept++] = r;
+    }
+    s->n_running = n_kept;
+}
+
+/* Drafts that were not accepted were not computed either (UP3); returned tokens are pending no more
+ * (AS3). */
+static void settle_counters(scheduler *s, request *r, const step_entry *e, int32_t n_returned)
+{
+    int32_t n_rejected = e->n_drafts - (n_returned - 1);
+    r->num_computed_tokens -= n_rejected;
+    if (!s->opts.async)
+        return;
+    r->n_output_placeholders -= n_rejected + n_returned;
+    PGD_ASSERTF(r->n_output_placeholders >= 0, "request %llu: %d placeholders after %d tokens",
+                (unsigned long long)r->id, r->n_output_placeholders, n_returned);
+}
+
+/* Async: what was scheduled before its tokens were known becomes findable now. */
+static void publish_known(scheduler *s, const request *r)
+{
+    if (s->opts.async)
+        kv_manager_publish(s->kv, r,
+                           PGD_MIN(r->num_computed_tokens - r->n_output_placeholders, r->n_tokens));
+}
+
+/* Appends the tokens one by one; those behind the one that stops the request are cut (ST7). */
+static bool append_tokens(scheduler *s, request *r, const step_result *result,
+                          const request_result_msg *res, uint64_t now_us)
+{
+    request_status was = r->status;
+    for (int32_t t = 0; t < res->n_tokens; t++) {
+        request_append_token(r, res->tokens[t], s->hasher);
+        s->stats.n_generated_tokens++;
+        if (request_n_output_tokens(r) == 1)
+            r->first_token_us = now_us;
+        r->last_token_us = now_us;
+        const token_logprob *logprobs = NULL;
+        if (res->n_logprobs_per_token > 0)
+            logprobs = result->logprobs + res->first_logprob +
+                       (size_t)t * (size_t)res->n_logprobs_per_token;
+        s->opts.on_token(s->opts.arg, r, res->tokens[t], logprobs, res->n_logprobs_per_token);
+        if (request_check_stop(r, s->opts.max_model_len)) {
+            if (was == REQUEST_RUNNING)
+                publish_known(s, r);
+            finish(s, r, was, r->status, REQUEST_ERROR_NONE, r->num_computed_tokens);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void keep_drafts(request *r, const request_result_msg *res)
+{
+    r->n_draft_tokens = res->n_drafts;
+    for (int32_t i = 0; i < res->n_drafts; i++)
+        r->draft_tokens[i] = res->drafts[i];
+}
+
+static void apply_entry(scheduler *s, const step_entry *e, const step_result *result,
+                        const request_result_msg *res, uint64_t now_us)
+{
+    request *r = e->r;
+    r->n_in_flight--;
+    if (request_is_finished(r)) {
+        if (r->n_in_flight == 0)
+            s->opts.on_release(s->opts.arg, r);
+        return;
+    }
+    if (e->epoch != r->epoch)
+        return;
+    bool is_running = r->status == REQUEST_RUNNING;
+    PGD_ASSERTF(is_running || r->status == REQUEST_PREEMPTED,
+                "request %llu has status %d and a step of its epoch", (unsigned long long)r->id,
+                r->status);
+    if (is_running)
+        r->n_in_flight_tokens -= e->n_tokens;
+    if (res == NULL)
+        return;
+    if (res->error != REQUEST_ERROR_NONE) {
+        /* Its keys and values are not to be trusted, not even those of earlier steps. */
+        finish(s, r, r->status, REQUEST_FINISHED_ERROR, res->error, 0);
+        return;
+    }
+    if (res->n_tokens == 0)
+        return;
+    if (is_running)
+        settle_counters(s, r, e, res->n_tokens);
+    if (!append_tokens(s, r, result, res, now_us) || !is_running)
+        return;
+    publish_known(s, r);
+    if (!s->opts.async && r->n_in_flight_tokens == 0)
+        keep_drafts(r, res);
+}
+
+pgd_err scheduler_update(scheduler *s, const step_result *result)
+{
+    thread_assert(THREAD_CORE);
+    if (s->n_records == 0)
+        return PGD_EPROTO;
+    const step_record *record = scheduler__record_at(s, 0);
+    if (result->step_id != record->step_id || !match_results(s, record, result))
+        return PGD_EPROTO;
+    mem_forbid();
+    uint64_t now_us = clock_now_us();
+    for (int32_t i = 0; i < record->n_entries; i++) {
+        int32_t k = s->result_of_entry[i];
+        apply_entry(s, &record->entries[i], result, k >= 0 ? &result->results[k] : NULL, now_us);
+    }
+    close_holes(s);
+    s->first_record = (s->first_record + 1) % SCHEDULER_MAX_STEPS_IN_FLIGHT;
+    s->n_records--;
+    mem_permit();
+    return PGD_OK;
+}

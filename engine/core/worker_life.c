@@ -1,0 +1,629 @@
+/* The state machine of the header. A death is handled in two moves: lose() closes the link and
+ * kills, whatever the reason; bury() acts once the process is reaped, so that two incarnations
+ * never live side by side and the message can tell how it ended.
+ *
+ * Three watches, all on awake time: a step is out and progress stands still
+ * (worker_stall_timeout_s); the oldest step is out for step_timeout_s; nothing at all is heard, or
+ * an idle worker leaves a ping unanswered.
+ */
+#include "engine/core/worker_life.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <poll.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "engine/core/runtime_dir.h"
+#include "engine/core/worker_link.h"
+#include "engine/supervisor.h"
+
+#define MAX_RESTARTS 5
+#define MAX_TURN_US  1000000u
+#define TICK_MS      500
+#define HELD_MS      2         /* how often a full event ring is looked at again */
+#define STARTING_US  30000000u /* spawn to hello */
+#define SILENCE_EXTRA_US \
+    2000000u /* on top of the stall timeout, for the heartbeat's own period \
+                                    */
+#define FIRST_BACKOFF_US 500000u
+#define MAX_BACKOFF_US   8000000u
+#define EXIT_WAIT_MS     2000
+#define MAX_FRAMES       64 /* in one turn */
+
+struct worker_life {
+    worker_life_opts opts;
+    worker_life_state state;
+    supervisor *sup;
+    worker_link *link;
+    worker_facts facts;
+    load_done_msg first_load; /* of the first life; later ones must agree */
+    kv_config_msg kv;
+    wire_limits limits;
+    wire_scratch scratch;
+    char path[CONFIG_PATH_BYTES];
+    char dir[RUNTIME_DIR_BYTES];
+
+    uint32_t epoch;
+    uint8_t token[CONTROL_TOKEN_BYTES];
+    int32_t n_barren; /* restarts since the last acknowledged step */
+    bool is_fatal;    /* do not restart */
+    char reason[1024];
+
+    uint64_t last_turn_us; /* monotonic */
+    uint64_t awake_us;     /* what the marks below are in */
+    uint64_t start_mark;
+    uint64_t heard_mark;
+    uint64_t progress_mark;
+    uint64_t ping_mark;
+    uint64_t backoff_mark;
+    bool ping_is_out;
+    uint64_t progress;
+    uint64_t sent_marks[WORKER_LIFE_MAX_STEPS]; /* oldest first */
+    int32_t n_out;
+};
+
+/* --- create
+ * ---------------------------------------------------------------------------------------------------------
+ */
+
+static pgd_err find_worker(char out[CONFIG_PATH_BYTES], const config *cfg, pgd_why *why)
+{
+    static const char NAME[] = "paged-worker";
+    if (cfg->worker_path[0] != 0) {
+        snprintf(out, CONFIG_PATH_BYTES, "%s", cfg->worker_path);
+        return PGD_OK;
+    }
+    ssize_t n = readlink("/proc/self/exe", out, CONFIG_PATH_BYTES - sizeof NAME);
+    if (n <= 0)
+        return pgd_fail(why, PGD_EIO, "cannot tell where paged-worker is: set worker_path");
+    out[n] = 0;
+    char *slash = strrchr(out, '/');
+    snprintf(slash + 1, sizeof NAME, "%s", NAME);
+    return PGD_OK;
+}
+
+pgd_err worker_life_create(worker_life **out, const worker_life_opts *opts, pgd_why *why)
+{
+    worker_life *w = mem_calloc(1, sizeof *w);
+    if (w == NULL)
+        return pgd_fail(why, PGD_ENOMEM, "out of memory");
+    w->opts = *opts;
+    w->facts.max_model_len = opts->sizes.max_model_len;
+    pgd_err err = find_worker(w->path, opts->cfg, why);
+    if (err == PGD_OK)
+        err = runtime_dir_prepare(w->dir, opts->cfg->runtime_dir, why);
+    if (err == PGD_OK && (err = supervisor_create(&w->sup)) != PGD_OK)
+        (void)pgd_fail(why, err, "out of memory");
+    if (err != PGD_OK) {
+        worker_life_destroy(w);
+        return err;
+    }
+    runtime_dir_sweep(w->dir);
+    *out = w;
+    return PGD_OK;
+}
+
+void worker_life_destroy(worker_life *w)
+{
+    if (w == NULL)
+        return;
+    worker_link_close(w->link);
+    supervisor_destroy(w->sup);
+    mem_free(w->scratch.data);
+    mem_free(w);
+}
+
+/* --- death
+ * ----------------------------------------------------------------------------------------------------------
+ */
+
+PGD_PRINTF(2, 3) static void lose(worker_life *w, const char *fmt, ...);
+
+static void lose(worker_life *w, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(w->reason, sizeof w->reason, fmt, args);
+    va_end(args);
+    w->n_out = 0;
+    w->ping_is_out = false;
+    w->state = WORKER_LIFE_DYING;
+    supervisor_kill(w->sup);
+}
+
+static void give_up(worker_life *w, const char *why)
+{
+    w->state = WORKER_LIFE_FAILED;
+    log_error("core", "%s", why);
+    w->opts.on_failed(w->opts.arg, why);
+}
+
+/* The process is gone and reaped. */
+static void bury(worker_life *w)
+{
+    char text[2048];
+    const char *epitaph = supervisor_get_epitaph(w->sup);
+    worker_link_close(w->link);
+    w->link = NULL;
+    if (w->is_fatal)
+        snprintf(text, sizeof text, "%s", w->reason);
+    else
+        snprintf(text, sizeof text, "worker %s%s%s", w->reason, epitaph[0] != 0 ? ": " : "",
+                 epitaph);
+    w->opts.on_lost(w->opts.arg, text);
+    if (!w->is_fatal && w->n_barren < MAX_RESTARTS) {
+        uint64_t wait_us = w->n_barren == 0 ? 0 : FIRST_BACKOFF_US << (w->n_barren - 1);
+        wait_us = PGD_MIN(wait_us, MAX_BACKOFF_US);
+        w->n_barren++;
+        w->facts.n_restarts++;
+        w->backoff_mark = w->awake_us + wait_us;
+        w->state = WORKER_LIFE_BACKOFF;
+        log_warn("core", "%s; restart %d in %.1f s", text, w->n_barren, (double)wait_us / 1e6);
+        return;
+    }
+    if (!w->is_fatal) {
+        char last[1024];
+        snprintf(last, sizeof last, "%.1000s", text);
+        snprintf(text, sizeof text,
+                 "gave up after %d restarts without an acknowledged step; the last %s",
+                 MAX_RESTARTS, last);
+    }
+    give_up(w, text);
+}
+
+/* --- start
+ * ----------------------------------------------------------------------------------------------------------
+ */
+
+static size_t step_frame_bound(const core_sizes *z)
+{
+    /* The pool is not known yet: more blocks than any pool that this bound must serve. */
+    wire_limits l = {.max_num_seqs = z->max_num_seqs,
+                     .max_num_batched_tokens = z->max_num_batched_tokens,
+                     .max_model_len = z->max_model_len,
+                     .vocab_size = 1,
+                     .n_blocks = 1 << 24,
+                     .block_size = z->block_size,
+                     .n_groups = PGD_MAX_KV_GROUPS,
+                     .max_logprobs = z->max_logprobs};
+    PGD_ASSERT(wire_limits_derive(&l, NULL) == PGD_OK);
+    return scheduler_output_max_frame_bytes(&l);
+}
+
+static size_t result_frame_bound(const core_sizes *z)
+{
+    return (size_t)z->max_num_seqs *
+               (sizeof(request_result_msg) + 64 + (size_t)(z->max_logprobs + 1) * 8) +
+           (1u << 16);
+}
+
+static pgd_err spawn(worker_life *w, pgd_why *why)
+{
+    char line[256];
+    char hex[2 * CONTROL_TOKEN_BYTES + 1];
+    worker_link_opts link_opts = {.dir = w->dir,
+                                  .worker_epoch = w->epoch,
+                                  .max_recv_bytes = result_frame_bound(&w->opts.sizes),
+                                  .wake_fd = w->opts.wake_fd};
+    if (getrandom(w->token, sizeof w->token, 0) != (ssize_t)sizeof w->token)
+        return pgd_fail(why, PGD_EIO, "no random numbers from the system");
+    for (size_t i = 0; i < sizeof w->token; i++)
+        snprintf(hex + 2 * i, 3, "%02x", w->token[i]);
+    PGD_TRY(worker_link_open(&w->link, &link_opts, why));
+    snprintf(line, sizeof line, "token=%s epoch=%" PRIu32 " engine_pid=%ld max_frame_bytes=%zu\n",
+             hex, w->epoch, (long)getpid(), step_frame_bound(&w->opts.sizes));
+    const char *argv[] = {w->path,
+                          "--connect",
+                          worker_link_get_url(w->link),
+                          "--device",
+                          w->opts.sizes.device,
+                          "--rank",
+                          "0",
+                          "--log-level",
+                          w->opts.cfg->log_level[0] != 0 ? w->opts.cfg->log_level : "info",
+                          NULL};
+    return supervisor_start(w->sup, w->path, argv, line, why);
+}
+
+static void start(worker_life *w)
+{
+    pgd_why why = {0};
+    w->epoch++;
+    w->state = WORKER_LIFE_STARTING;
+    w->start_mark = w->heard_mark = w->progress_mark = w->awake_us;
+    w->facts.load_done_bytes = 0;
+    w->facts.load_total_bytes = 0;
+    pgd_err err = spawn(w, &why);
+    if (err == PGD_OK) {
+        log_debug("core", "worker pid=%ld epoch=%u url=%s", (long)supervisor_get_pid(w->sup),
+                  w->epoch, worker_link_get_url(w->link));
+        return;
+    }
+    w->is_fatal = err == PGD_ENOENT;
+    lose(w, "%s", pgd_why_text(&why, err));
+}
+
+/* --- messages
+ * -------------------------------------------------------------------------------------------------------
+ */
+
+static pgd_err send_or_lose(worker_life *w, wire_type type, const wire_record *rec, const void *msg)
+{
+    pgd_err err = worker_link_send(w->link, type, rec, msg);
+    if (err != PGD_OK)
+        lose(w, err == PGD_EAGAIN ? "stopped reading its messages" : "cannot be sent messages: %s",
+             pgd_err_text(err));
+    return err;
+}
+
+static pgd_err take_hello(worker_life *w, const worker_frame *f, pgd_why *why)
+{
+    hello_msg m;
+    load_msg load = {0};
+    const core_sizes *z = &w->opts.sizes;
+    const config *cfg = w->opts.cfg;
+    PGD_TRY(control_decode_hello(&m, f->data, f->n_bytes, why));
+    if (memcmp(m.token, w->token, sizeof m.token) != 0)
+        return pgd_fail(why, PGD_EPROTO,
+                        "hello: expected the token given at spawn, got another one");
+    if (m.protocol_version != WIRE_VERSION || strcmp(m.device, z->device) != 0)
+        return pgd_fail(why, PGD_EPROTO, "hello: expected protocol %d and device %s, got %u and %s",
+                        WIRE_VERSION, z->device, m.protocol_version, m.device);
+    snprintf(w->facts.device_name, sizeof w->facts.device_name, "%s", m.device_name);
+    w->facts.spawn_us = w->awake_us - w->start_mark;
+    snprintf(load.model_path, sizeof load.model_path, "%s",
+             w->opts.model_path != NULL ? w->opts.model_path : "");
+    load.kv_dtype = (int32_t)z->kv_dtype;
+    load.block_size = z->block_size;
+    load.max_model_len = z->max_model_len;
+    load.max_num_seqs = z->max_num_seqs;
+    load.max_num_batched_tokens = z->max_num_batched_tokens;
+    load.max_logprobs = z->max_logprobs;
+    load.n_threads = (int32_t)cfg->threads;
+    load.pin_threads = 1;
+    load.sim_step_us = (uint32_t)cfg->sim_step_us;
+    load.sim_token_us = (uint32_t)cfg->sim_token_us;
+    load.sim_vocab_size = (int32_t)cfg->sim_vocab_size;
+    w->state = WORKER_LIFE_LOADING;
+    (void)!send_or_lose(w, WIRE_LOAD, &control_load_record, &load);
+    return PGD_OK;
+}
+
+static pgd_err size_buffers(worker_life *w, pgd_why *why)
+{
+    const core_sizes *z = &w->opts.sizes;
+    w->limits = (wire_limits){.max_num_seqs = z->max_num_seqs,
+                              .max_num_batched_tokens = z->max_num_batched_tokens,
+                              .max_model_len = z->max_model_len,
+                              .vocab_size = w->facts.vocab_size,
+                              .n_blocks = w->facts.n_blocks,
+                              .block_size = z->block_size,
+                              .n_groups = w->facts.n_groups,
+                              .max_logprobs = z->max_logprobs};
+    PGD_TRY(wire_limits_derive(&w->limits, why));
+    w->scratch.cap_bytes = step_result_scratch_bytes(&w->limits);
+    w->scratch.data = mem_alloc(w->scratch.cap_bytes);
+    return w->scratch.data != NULL ? PGD_OK
+                                   : pgd_fail(why, PGD_ENOMEM, "out of memory for step results");
+}
+
+/* The first life decides the pool; a later one must be the same model with the same pages. */
+static pgd_err take_load_done(worker_life *w, const worker_frame *f, pgd_why *why)
+{
+    load_done_msg m;
+    load_done_msg *first = &w->first_load;
+    PGD_TRY(control_decode_load_done(&m, f->data, f->n_bytes, why));
+    w->facts.weight_bytes = m.weight_bytes;
+    w->facts.load_us = m.load_us;
+    if (w->facts.n_blocks == 0) {
+        core_sizes *z = &w->opts.sizes;
+        *first = m;
+        w->is_fatal = true; /* a pool that does not fit now will not fit next time */
+        PGD_TRY(core_sizes_fit_kv(&w->facts.n_blocks, z, w->opts.cfg, &m, why));
+        w->facts.n_groups = m.n_kv_groups;
+        w->facts.vocab_size = m.vocab_size;
+        w->facts.max_model_len = z->max_model_len;
+        PGD_TRY(size_buffers(w, why));
+        w->is_fatal = false;
+        w->kv = (kv_config_msg){.n_blocks = w->facts.n_blocks,
+                                .n_groups = m.n_kv_groups,
+                                .block_size = z->block_size,
+                                .max_model_len = z->max_model_len};
+    } else if (m.vocab_size != first->vocab_size || m.kv_page_bytes != first->kv_page_bytes ||
+               m.n_kv_groups != first->n_kv_groups ||
+               memcmp(m.model_fingerprint, first->model_fingerprint, sizeof m.model_fingerprint) !=
+                   0) {
+        w->is_fatal = true;
+        return pgd_fail(why, PGD_EPROTO,
+                        "the model changed while paged was running (%s): restart paged",
+                        w->opts.model_path != NULL ? w->opts.model_path : "sim");
+    }
+    w->state = WORKER_LIFE_PREPARING;
+    (void)!send_or_lose(w, WIRE_KV_CONFIG, &control_kv_config_record, &w->kv);
+    return PGD_OK;
+}
+
+static pgd_err take_kv_ready(worker_life *w, const worker_frame *f, pgd_why *why)
+{
+    kv_ready_msg m;
+    PGD_TRY(control_decode_kv_ready(&m, f->data, f->n_bytes, why));
+    w->facts.kv_bytes = m.kv_bytes;
+    pgd_err err = w->opts.on_ready(w->opts.arg, &w->facts, why);
+    if (err != PGD_OK) {
+        w->is_fatal = true;
+        return err;
+    }
+    w->state = WORKER_LIFE_READY;
+    log_info("core", "worker ready pid=%ld device=\"%s\" spawn=%.3fs load=%.3fs ready=%.3fs",
+             (long)supervisor_get_pid(w->sup), w->facts.device_name,
+             (double)w->facts.spawn_us / 1e6, (double)w->facts.load_us / 1e6,
+             (double)(w->awake_us - w->start_mark) / 1e6);
+    return PGD_OK;
+}
+
+static pgd_err take_result(worker_life *w, const worker_frame *f, pgd_why *why)
+{
+    step_result r;
+    PGD_TRY(step_result_decode(&r, &w->scratch, f->data, f->n_bytes, &w->limits, why));
+    PGD_TRY(w->opts.on_result(w->opts.arg, &r, why));
+    if (w->n_out == 0)
+        return pgd_fail(why, PGD_EPROTO, "expected no result, got one of step %llu",
+                        (unsigned long long)r.step_id);
+    w->n_out--;
+    memmove(&w->sent_marks[0], &w->sent_marks[1], (size_t)w->n_out * sizeof w->sent_marks[0]);
+    w->progress_mark = w->awake_us;
+    w->n_barren = 0;
+    return PGD_OK;
+}
+
+static pgd_err take_heartbeat(worker_life *w, const worker_frame *f, pgd_why *why)
+{
+    heartbeat_msg m;
+    if (f->type == WIRE_PONG) {
+        w->ping_is_out = false;
+        return control_decode_pong(&m, f->data, f->n_bytes, why);
+    }
+    PGD_TRY(control_decode_heartbeat(&m, f->data, f->n_bytes, why));
+    if (m.progress != w->progress)
+        w->progress_mark = w->awake_us;
+    w->progress = m.progress;
+    return PGD_OK;
+}
+
+static pgd_err take_load_progress(worker_life *w, const worker_frame *f, pgd_why *why)
+{
+    load_progress_msg m;
+    PGD_TRY(control_decode_load_progress(&m, f->data, f->n_bytes, why));
+    w->facts.load_done_bytes = m.done_bytes;
+    w->facts.load_total_bytes = m.total_bytes;
+    return PGD_OK;
+}
+
+static pgd_err take_error(worker_life *w, const worker_frame *f, pgd_why *why)
+{
+    error_msg m;
+    PGD_TRY(control_decode_error(&m, f->data, f->n_bytes, why));
+    if (m.is_fatal == 0) {
+        log_warn("core", "worker: %s", m.text);
+        return PGD_OK;
+    }
+    w->is_fatal = m.is_fatal == 2;
+    return pgd_fail(why, PGD_EPROTO, "%s", m.text);
+}
+
+static pgd_err take_frame(worker_life *w, const worker_frame *f, pgd_why *why)
+{
+    if (f->type == WIRE_ERROR)
+        return take_error(w, f, why);
+    if (f->type == WIRE_HELLO && w->state == WORKER_LIFE_STARTING)
+        return take_hello(w, f, why);
+    if ((f->type == WIRE_HEARTBEAT || f->type == WIRE_PONG) && w->state != WORKER_LIFE_STARTING)
+        return take_heartbeat(w, f, why);
+    if (f->type == WIRE_LOAD_PROGRESS && w->state == WORKER_LIFE_LOADING)
+        return take_load_progress(w, f, why);
+    if (f->type == WIRE_LOAD_DONE && w->state == WORKER_LIFE_LOADING)
+        return take_load_done(w, f, why);
+    if (f->type == WIRE_KV_READY && w->state == WORKER_LIFE_PREPARING)
+        return take_kv_ready(w, f, why);
+    if (f->type == WIRE_RESULT && w->state == WORKER_LIFE_READY)
+        return take_result(w, f, why);
+    return pgd_fail(why, PGD_EPROTO, "message %s is out of turn", wire_type_name(f->type));
+}
+
+static void tell_refusal(worker_life *w, pgd_err err, const char *text)
+{
+    error_msg m = {.err = (int32_t)err, .is_fatal = 1};
+    snprintf(m.text, sizeof m.text, "%s", text);
+    (void)!worker_link_send(w->link, WIRE_ERROR, &control_error_record, &m);
+}
+
+static void take_or_lose(worker_life *w, const worker_frame *f)
+{
+    pgd_why why = {0};
+    pgd_err err = take_frame(w, f, &why);
+    if (err != PGD_OK && w->state != WORKER_LIFE_DYING)
+        lose(w, w->is_fatal ? "%s" : "failed: %s", pgd_why_text(&why, err));
+}
+
+/* Results that make more events than there is room for are held; everything else is acted on at once. After a loss frames are
+ * received all the same, and dropped. */
+static void drain_frames(worker_life *w)
+{
+    worker_frame f;
+    while (w->state == WORKER_LIFE_READY && w->opts.can_take_result(w->opts.arg) &&
+           worker_link_take_held(w->link, &f))
+        take_or_lose(w, &f);
+    for (int i = 0; i < MAX_FRAMES; i++) {
+        pgd_why why = {0};
+        pgd_err err = worker_link_recv(w->link, &f, &why);
+        if (err == PGD_EAGAIN)
+            return;
+        w->heard_mark = w->awake_us;
+        if (w->state == WORKER_LIFE_DYING)
+            continue;
+        if (err == PGD_EUNSUPPORTED) {
+            w->is_fatal = true;
+            tell_refusal(w, err, why.text);
+        }
+        if (err != PGD_OK)
+            lose(w, w->is_fatal ? "%s" : "failed: %s", pgd_why_text(&why, err));
+        else if (f.type != WIRE_RESULT ||
+                 (worker_link_n_held(w->link) == 0 && w->opts.can_take_result(w->opts.arg)))
+            take_or_lose(w, &f);
+        else if (!worker_link_hold(w->link))
+            lose(w, "sent more results than there were steps");
+    }
+}
+
+/* --- watches
+ * --------------------------------------------------------------------------------------------------------
+ */
+
+/* Nothing is out: a ping now and then must come back. */
+static void watch_idle(worker_life *w, uint64_t stall_us)
+{
+    uint64_t since_ping_us = w->awake_us - w->ping_mark;
+    if (w->ping_is_out && since_ping_us > stall_us) {
+        lose(w, "did not answer a ping for %.1f s", (double)since_ping_us / 1e6);
+    } else if (!w->ping_is_out && since_ping_us > stall_us / 2 &&
+               send_or_lose(w, WIRE_PING, NULL, NULL) == PGD_OK) {
+        w->ping_is_out = true;
+        w->ping_mark = w->awake_us;
+    }
+}
+
+static void watch(worker_life *w)
+{
+    uint64_t stall_us = (uint64_t)w->opts.cfg->worker_stall_timeout_s * 1000000;
+    uint64_t step_us = (uint64_t)w->opts.cfg->step_timeout_s * 1000000;
+    uint64_t now = w->awake_us;
+    if (w->state == WORKER_LIFE_STARTING) {
+        if (now - w->start_mark > STARTING_US)
+            lose(w, "did not say hello within %u s", STARTING_US / 1000000);
+        return;
+    }
+    /* Steps whose results are held are not the worker's any more. */
+    int32_t n_held = PGD_MIN(worker_link_n_held(w->link), w->n_out);
+    if (n_held < w->n_out) {
+        uint64_t sent = w->sent_marks[n_held];
+        uint64_t moved = PGD_MAX(w->progress_mark, sent);
+        if (now - moved > stall_us)
+            lose(w, "made no progress for %.1f s with a step out", (double)(now - moved) / 1e6);
+        else if (now - sent > step_us)
+            lose(w, "did not finish a step within %.0f s", (double)step_us / 1e6);
+    } else if (w->state == WORKER_LIFE_READY) {
+        watch_idle(w, stall_us);
+    }
+    if (w->state != WORKER_LIFE_DYING && now - w->heard_mark > stall_us + SILENCE_EXTRA_US)
+        lose(w, "was silent for %.1f s", (double)(now - w->heard_mark) / 1e6);
+}
+
+static bool has_process(const worker_life *w)
+{
+    return w->state >= WORKER_LIFE_STARTING && w->state <= WORKER_LIFE_READY;
+}
+
+void worker_life_turn(worker_life *w)
+{
+    uint64_t now = clock_now_us();
+    if (w->last_turn_us != 0)
+        w->awake_us += PGD_MIN(now - w->last_turn_us, MAX_TURN_US);
+    w->last_turn_us = now;
+    bool is_gone = supervisor_poll(w->sup);
+    if (w->link != NULL)
+        drain_frames(w);
+    if (has_process(w)) {
+        if (is_gone)
+            lose(w, "died");
+        else if (worker_link_is_lost(w->link))
+            lose(w, "closed its messages");
+        else
+            watch(w);
+    }
+    if (w->state == WORKER_LIFE_DYING && supervisor_poll(w->sup))
+        bury(w);
+    if (w->state == WORKER_LIFE_NONE ||
+        (w->state == WORKER_LIFE_BACKOFF && w->awake_us >= w->backoff_mark))
+        start(w);
+}
+
+bool worker_life_send_step(worker_life *w, const scheduler_output *out)
+{
+    PGD_ASSERTF(w->state == WORKER_LIFE_READY && w->n_out < WORKER_LIFE_MAX_STEPS,
+                "worker: %d steps out in state %d", w->n_out, (int)w->state);
+    if (send_or_lose(w, WIRE_STEP, &scheduler_output_record, out) != PGD_OK)
+        return false;
+    if (w->n_out == 0)
+        w->progress_mark = w->awake_us;
+    w->ping_is_out = false;
+    w->ping_mark = w->awake_us;
+    w->sent_marks[w->n_out++] = w->awake_us;
+    return true;
+}
+
+/* --- the rest
+ * --------------------------------------------------------------------------------------------------------
+ */
+
+int worker_life_get_fds(const worker_life *w, int fds[WORKER_LIFE_MAX_FDS])
+{
+    int n = supervisor_get_fds(w->sup, fds);
+    if (w->link != NULL)
+        fds[n++] = worker_link_get_fd(w->link);
+    return n;
+}
+
+int worker_life_timeout_ms(const worker_life *w)
+{
+    if (w->link != NULL && worker_link_n_held(w->link) > 0)
+        return HELD_MS;
+    if (w->state == WORKER_LIFE_DYING)
+        return 10; /* reaped soon; covers systems without pidfds */
+    if (w->state == WORKER_LIFE_BACKOFF)
+        return (int)PGD_MIN((w->backoff_mark - PGD_MIN(w->awake_us, w->backoff_mark)) / 1000 + 1,
+                            TICK_MS);
+    return TICK_MS;
+}
+
+worker_life_state worker_life_get_state(const worker_life *w)
+{
+    return w->state;
+}
+
+const worker_facts *worker_life_get_facts(const worker_life *w)
+{
+    return &w->facts;
+}
+
+int64_t worker_life_get_pid(const worker_life *w)
+{
+    return (int64_t)supervisor_get_pid(w->sup);
+}
+
+void worker_life_stop(worker_life *w)
+{
+    bool asked = has_process(w) && w->link != NULL &&
+                 worker_link_send(w->link, WIRE_SHUTDOWN, NULL, NULL) == PGD_OK;
+    uint64_t end_us = clock_now_us() + (asked ? EXIT_WAIT_MS * 1000u : 0);
+    while (!supervisor_poll(w->sup)) {
+        int fds[SUPERVISOR_MAX_FDS];
+        struct pollfd p[SUPERVISOR_MAX_FDS];
+        int n = supervisor_get_fds(w->sup, fds);
+        for (int i = 0; i < n; i++)
+            p[i] = (struct pollfd){.fd = fds[i], .events = POLLIN};
+        if (clock_now_us() >= end_us)
+            supervisor_kill(w->sup);
+        (void)poll(p, (nfds_t)n, 20);
+    }
+    /* Dead by now, so that nothing more comes into the socket. */
+    worker_link_close(w->link);
+    w->link = NULL;
+    w->state = WORKER_LIFE_NONE;
+}

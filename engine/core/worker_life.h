@@ -1,0 +1,94 @@
+/* One worker, life after life: spawn, hello, load, KV configuration, steps, death, restart.
+ *
+ *   STARTING ──hello──► LOADING ──load_done──► PREPARING ──kv_ready──► READY
+ *      ▲                    any of them: exit, lost pipe, bad message, stall ──► DYING ──reaped──►
+ * BACKOFF ─┐
+ *      └────────────────────────────────────────────────────────────────────────────────────────────────────┘
+ *   DYING ──► FAILED when restarting cannot help, or after five restarts without an acknowledged
+ * step
+ *
+ * Nothing blocks except worker_life_stop. The caller polls the descriptors and calls
+ * worker_life_turn. Clocks run on time awake: a turn that comes late (this process was stopped)
+ * counts as MAX_TURN, so that our own sleep is not taken for the worker's.
+ * Owns:    supervisor, link, decode buffers
+ * Thread:  core
+ */
+#ifndef ENGINE_CORE_WORKER_LIFE_H
+#define ENGINE_CORE_WORKER_LIFE_H
+
+#include "engine/core/core_sizes.h"
+#include "proto/scheduler_output.h"
+#include "proto/step_result.h"
+
+#define WORKER_LIFE_MAX_FDS   3
+#define WORKER_LIFE_MAX_STEPS 4
+
+typedef struct worker_life worker_life;
+
+typedef enum worker_life_state {
+    WORKER_LIFE_NONE,
+    WORKER_LIFE_STARTING,
+    WORKER_LIFE_LOADING,
+    WORKER_LIFE_PREPARING,
+    WORKER_LIFE_READY,
+    WORKER_LIFE_DYING,
+    WORKER_LIFE_BACKOFF,
+    WORKER_LIFE_FAILED
+} worker_life_state;
+
+/* What is known of the worker; the sizes stay the same over restarts. */
+typedef struct worker_facts {
+    int32_t n_blocks; /* null block included; 0 before the first load */
+    int32_t n_groups;
+    int32_t vocab_size;
+    int32_t max_model_len; /* effective */
+    uint64_t kv_bytes;
+    uint64_t weight_bytes;
+    uint64_t load_done_bytes;
+    uint64_t load_total_bytes;
+    uint64_t spawn_us; /* from start to hello, of the last life */
+    uint64_t load_us;
+    uint64_t n_restarts;
+    char device_name[256];
+} worker_facts;
+
+typedef struct worker_life_opts {
+    const config *cfg;      /* borrow until destroy */
+    const char *model_path; /* borrow until destroy */
+    core_sizes sizes;
+    int wake_fd; /* borrow until destroy */
+    /* Callbacks, all from worker_life_turn. The worker is ready for steps; PGD_OK or the reason to
+     * give up. */
+    pgd_err (*on_ready)(void *arg, const worker_facts *facts, pgd_why *why);
+    /* Room for what a result makes? Results are held until then. */
+    bool (*can_take_result)(void *arg);
+    /* Valid and within the vocabulary. An error ends the worker. */
+    pgd_err (*on_result)(void *arg, const step_result *result, pgd_why *why);
+    /* The worker is dead and reaped; its steps are lost. */
+    void (*on_lost)(void *arg, const char *why);
+    /* Given up. */
+    void (*on_failed)(void *arg, const char *why);
+    void *arg;
+} worker_life_opts;
+
+PGD_MUST_USE pgd_err worker_life_create(worker_life **out, const worker_life_opts *opts,
+                                        pgd_why *why);
+/* worker_life_stop first. */
+void worker_life_destroy(worker_life *w);
+/* Does what is due; the first turn starts the worker. */
+void worker_life_turn(worker_life *w);
+int worker_life_get_fds(const worker_life *w, int fds[WORKER_LIFE_MAX_FDS]);
+/* Longest time until the next turn. */
+int worker_life_timeout_ms(const worker_life *w);
+worker_life_state worker_life_get_state(const worker_life *w);
+/* Borrow until destroy. */
+const worker_facts *worker_life_get_facts(const worker_life *w);
+/* 0 when there is no process. */
+int64_t worker_life_get_pid(const worker_life *w);
+/* False when the worker turned out to be stalled or gone: the step is lost, on_lost will follow.
+ * READY only, at most WORKER_LIFE_MAX_STEPS unanswered. */
+bool worker_life_send_step(worker_life *w, const scheduler_output *out);
+/* Asks the worker to exit, kills it after 2 s, waits for its end. */
+void worker_life_stop(worker_life *w);
+
+#endif

@@ -1,0 +1,476 @@
+/* Wiring: model file, tokenizer, core loop, and the table of live generations. The core thread
+ * wakes the loop through one uv_async (wake-ups coalesce); the whole event ring is drained, then
+ * each touched generation delivers one chunk, so that under load several tokens share one write. */
+#include "engine/engine.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/hash_map.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "engine/kv/block_hash.h"
+#include "engine/paths.h"
+
+static const double seconds_bounds[] = {0.001, 0.005, 0.01, 0.02,  0.04,  0.06,  0.08, 0.1,
+                                        0.25,  0.5,   0.75, 1.0,   2.5,   5.0,   7.5,  10.0,
+                                        20.0,  40.0,  80.0, 160.0, 640.0, 2560.0};
+static const double itl_bounds[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1,
+                                    0.15,  0.2,    0.3,   0.4,  0.5,   0.75, 1.0,   2.5,
+                                    5.0,   7.5,    10.0,  20.0, 40.0,  80.0};
+static const double tokens_bounds[] = {1,   2,    5,    10,   20,    50,    100,   200,
+                                       500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
+
+struct engine {
+    uv_loop_t *loop;
+    config cfg;
+    model_file *model;
+    tokenizer *tok;
+    core_loop *core;
+    uv_async_t wake;
+    bool wake_open;
+    hash_map *generations; /* id → generation */
+    list_node dirty;
+    uint64_t next_id;
+    uint8_t hash_seed[HASH_SHA256_BYTES];
+    block_hasher *hasher;
+    char model_path[CONFIG_PATH_BYTES];
+    char model_name[256];
+    engine_latency latency;
+    void (*on_state)(void *arg, core_state state);
+    void *on_state_arg;
+};
+
+/* --- events
+ * -------------------------------------------------------------------------------------------- */
+
+static void note_latency(engine *e, generation *g, const core_event *event)
+{
+    if (event->kind == CORE_EVENT_TOKEN) {
+        if (g->first_token_us == 0)
+            histogram_add(&e->latency.time_to_first_token_s,
+                          (double)(event->time_us - g->arrival_us) * 1e-6);
+        else
+            histogram_add(&e->latency.inter_token_s,
+                          (double)(event->time_us - g->last_token_us) * 1e-6);
+    } else if (event->status != REQUEST_FINISHED_ERROR) {
+        histogram_add(&e->latency.e2e_s, (double)(event->time_us - g->arrival_us) * 1e-6);
+        histogram_add(&e->latency.prompt_tokens, g->n_prompt_tokens);
+        histogram_add(&e->latency.output_tokens, g->n_output_tokens);
+    }
+}
+
+static void mark_dirty(engine *e, generation *g)
+{
+    if (!g->is_dirty) {
+        g->is_dirty = true;
+        list_append(&e->dirty, &g->dirty_node);
+    }
+}
+
+static void apply_event(engine *e, const core_event *event)
+{
+    uintptr_t value;
+    if (event->kind == CORE_EVENT_STATE) {
+        if (e->on_state != NULL)
+            e->on_state(e->on_state_arg, event->state);
+        return;
+    }
+    if (!hash_map_get(e->generations, event->request_id, &value))
+        return; /* told its end already */
+    generation *g = (generation *)value;
+    bool ended = event->kind == CORE_EVENT_FINISHED;
+    if (!g->is_cancelled) {
+        note_latency(e, g, event);
+        bool by_stop_string = generation_apply(g, event);
+        if (by_stop_string && !ended) {
+            core_loop_abort(e->core, g->id);
+            ended = true; /* its later events find no entry */
+        }
+        mark_dirty(e, g);
+    }
+    if (ended) {
+        hash_map_remove(e->generations, event->request_id);
+        if (g->is_cancelled)
+            generation_destroy(g);
+    }
+}
+
+static void flush_dirty(engine *e)
+{
+    while (!list_is_empty(&e->dirty)) {
+        list_node *node = e->dirty.next;
+        generation *g = LIST_ENTRY(node, generation, dirty_node);
+        list_remove(node);
+        g->is_dirty = false;
+        if (g->text.failed && g->finish == GENERATION_RUNNING) {
+            engine_cancel(e, g);
+            g->finish = GENERATION_ERROR;
+        }
+        bool ended = g->finish != GENERATION_RUNNING;
+        g->is_delivering = true;
+        if (ended || g->text.n_bytes > 0 || g->n_tokens > 0)
+            g->on_chunk(g->arg, g);
+        g->is_delivering = false;
+        strbuf_reset(&g->text);
+        g->n_tokens = 0;
+        if (ended && !hash_map_get(e->generations, g->id, NULL))
+            generation_destroy(g);
+    }
+}
+
+static void on_wake(uv_async_t *async)
+{
+    engine *e = async->data;
+    core_event event;
+    while (core_loop_poll(e->core, &event))
+        apply_event(e, &event);
+    flush_dirty(e);
+}
+
+static void wake_loop(void *arg)
+{
+    engine *e = arg;
+    uv_async_send(&e->wake);
+}
+
+/* --- life
+ * ---------------------------------------------------------------------------------------------- */
+
+static void derive_name(char *out, size_t cap, const char *path)
+{
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    size_t start = len;
+    while (start > 0 && path[start - 1] != '/')
+        start--;
+    snprintf(out, cap, "%.*s", (int)(len - start), path + start);
+    size_t n = strlen(out);
+    if (n > 5 && strcmp(out + n - 5, ".gguf") == 0)
+        out[n - 5] = '\0';
+}
+
+/* The seed of the block hashes: from its file, made when missing; or fresh. */
+static pgd_err load_hash_seed(engine *e, pgd_why *why)
+{
+    const char *path = e->cfg.kv_hash_seed_file;
+    size_t n = sizeof(e->hash_seed);
+    if (getrandom(e->hash_seed, n, 0) != (ssize_t)n)
+        return pgd_fail(why, PGD_EIO, "no random numbers from the system");
+    if (path[0] == '\0')
+        return PGD_OK;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        ssize_t got = read(fd, e->hash_seed, n);
+        close(fd);
+        if (got != (ssize_t)n)
+            return pgd_fail(why, PGD_EFORMAT,
+                            "kv_hash_seed_file: expected %zu bytes, got %zd, at %s", n, got, path);
+        return PGD_OK;
+    }
+    fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    bool written = fd >= 0 && write(fd, e->hash_seed, n) == (ssize_t)n;
+    if (fd >= 0)
+        close(fd);
+    if (!written)
+        return pgd_fail(why, PGD_EIO, "kv_hash_seed_file: cannot write %s", path);
+    return PGD_OK;
+}
+
+pgd_err engine_create(engine **out, uv_loop_t *loop, const config *cfg, pgd_why *why)
+{
+    engine *e = mem_calloc(1, sizeof(*e));
+    if (e == NULL)
+        return pgd_fail(why, PGD_ENOMEM, "out of memory");
+    pgd_err err = PGD_ENOMEM;
+    e->loop = loop;
+    e->cfg = *cfg;
+    list_init(&e->dirty);
+    histogram_init(&e->latency.time_to_first_token_s, seconds_bounds,
+                   PGD_ARRAY_LEN(seconds_bounds));
+    histogram_init(&e->latency.e2e_s, seconds_bounds, PGD_ARRAY_LEN(seconds_bounds));
+    histogram_init(&e->latency.inter_token_s, itl_bounds, PGD_ARRAY_LEN(itl_bounds));
+    histogram_init(&e->latency.prompt_tokens, tokens_bounds, PGD_ARRAY_LEN(tokens_bounds));
+    histogram_init(&e->latency.output_tokens, tokens_bounds, PGD_ARRAY_LEN(tokens_bounds));
+
+    bool is_sim = strcmp(cfg->device, "sim") == 0;
+    snprintf(e->model_path, sizeof(e->model_path), "%s", cfg->model);
+    if (e->model_path[0] == '\0' &&
+        !(is_sim && paths_find_bundled_model(e->model_path, sizeof(e->model_path)))) {
+        err = pgd_fail(why, PGD_EINVAL,
+                       "no model: give --model PATH (a GGUF file or a Hugging Face directory); "
+                       "scripts/fetch_model prints the path of a small one");
+        goto fail;
+    }
+    err = model_file_open(&e->model, e->model_path, why);
+    if (err == PGD_OK && !is_sim)
+        err = model_file_check_runnable(e->model, why);
+    if (err == PGD_OK)
+        err = tokenizer_create(&e->tok, e->model, why);
+    if (err == PGD_OK)
+        err = load_hash_seed(e, why);
+    if (err != PGD_OK)
+        goto fail;
+    if (is_sim)
+        e->cfg.sim_vocab_size =
+            model_file_get_config(e->model)->vocab_size; /* so that its tokens have text */
+    if (cfg->served_model_name[0] != '\0')
+        snprintf(e->model_name, sizeof(e->model_name), "%s", cfg->served_model_name);
+    else
+        derive_name(e->model_name, sizeof(e->model_name), e->model_path);
+
+    err = hash_map_create(&e->generations, 0);
+    if (err == PGD_OK && cfg->enable_prefix_caching)
+        err = block_hasher_create(&e->hasher, e->hash_seed);
+    if (err != PGD_OK)
+        goto fail;
+    core_loop_opts opts = {
+        .cfg = &e->cfg,
+        .model = is_sim ? NULL : model_file_get_config(e->model),
+        .model_path = e->model_path,
+        .hash_seed = e->hash_seed,
+        .wake = wake_loop,
+        .wake_arg = e,
+    };
+    err = core_loop_create(&e->core, &opts, why);
+    if (err != PGD_OK)
+        goto fail;
+    if (uv_async_init(loop, &e->wake, on_wake) != 0) {
+        err = pgd_fail(why, PGD_EIO, "cannot create a wake-up handle");
+        goto fail;
+    }
+    e->wake.data = e;
+    e->wake_open = true;
+    *out = e;
+    return PGD_OK;
+fail:
+    engine_destroy(e);
+    return err;
+}
+
+pgd_err engine_start(engine *e, void (*on_state)(void *arg, core_state state), void *arg,
+                     pgd_why *why)
+{
+    e->on_state = on_state;
+    e->on_state_arg = arg;
+    return core_loop_start(e->core, why);
+}
+
+void engine_drain(engine *e, uint32_t drain_s)
+{
+    core_loop_drain(e->core, drain_s);
+}
+
+static void on_wake_closed(uv_handle_t *handle)
+{
+    engine *e = handle->data;
+    e->wake_open = false;
+}
+
+void engine_stop(engine *e)
+{
+    core_loop_stop(e->core, 0);
+    core_event event;
+    while (core_loop_poll(e->core, &event))
+        apply_event(e, &event);
+    flush_dirty(e);
+    if (e->wake_open && !uv_is_closing((uv_handle_t *)&e->wake))
+        uv_close((uv_handle_t *)&e->wake, on_wake_closed);
+}
+
+void engine_destroy(engine *e)
+{
+    if (e == NULL)
+        return;
+    PGD_ASSERT(!e->wake_open);
+    core_loop_destroy(e->core);
+    if (e->generations != NULL) {
+        size_t pos = 0;
+        uint64_t id;
+        uintptr_t value;
+        while (hash_map_next(e->generations, &pos, &id, &value))
+            generation_destroy((generation *)value);
+    }
+    hash_map_destroy(e->generations);
+    block_hasher_destroy(e->hasher);
+    tokenizer_destroy(e->tok);
+    model_file_close(e->model);
+    mem_free(e);
+}
+
+/* --- facts
+ * --------------------------------------------------------------------------------------------- */
+
+const config *engine_get_config(const engine *e)
+{
+    return &e->cfg;
+}
+
+const model_config *engine_get_model(const engine *e)
+{
+    return model_file_get_config(e->model);
+}
+
+const tokenizer *engine_get_tokenizer(const engine *e)
+{
+    return e->tok;
+}
+
+const char *engine_model_name(const engine *e)
+{
+    return e->model_name;
+}
+
+void engine_get_stats(const engine *e, core_stats *out)
+{
+    core_loop_get_stats(e->core, out);
+}
+
+const engine_latency *engine_get_latency(const engine *e)
+{
+    return &e->latency;
+}
+
+int32_t engine_n_generations(const engine *e)
+{
+    return (int32_t)hash_map_n_entries(e->generations);
+}
+
+void engine_default_params(const engine *e, sampling_params *out)
+{
+    const model_config *m = engine_get_model(e);
+    bool use = strcmp(e->cfg.generation_config, "auto") == 0;
+    memset(out, 0, sizeof(*out));
+    out->temperature = use && m->has_temperature ? m->gen_temperature : 1.0f;
+    out->top_p = use && m->has_top_p ? m->gen_top_p : 1.0f;
+    out->top_k = use && m->has_top_k ? m->gen_top_k : 0;
+    out->min_p = use && m->has_min_p ? m->gen_min_p : 0.0f;
+    out->repetition_penalty = use && m->has_repetition_penalty ? m->gen_repetition_penalty : 1.0f;
+    out->n_logprobs = -1;
+}
+
+uint64_t engine_draw_seed(engine *e)
+{
+    uint64_t seed;
+    if (getrandom(&seed, sizeof(seed), 0) != (ssize_t)sizeof(seed))
+        seed = clock_now_ns() ^ (e->next_id << 32);
+    return seed;
+}
+
+void engine_reset_prefix_cache(engine *e)
+{
+    core_loop_reset_prefix_cache(e->core);
+}
+
+/* --- work
+ * ---------------------------------------------------------------------------------------------- */
+
+core_refusal engine_generate(engine *e, generation **out, const generation_opts *opts)
+{
+    const model_config *m = engine_get_model(e);
+    core_stats stats;
+    core_loop_get_stats(e->core, &stats);
+    generation *g;
+    request *r = NULL;
+    if (generation_create(&g, opts, e->tok, m->eos_ids, m->n_eos_ids) != PGD_OK)
+        return CORE_REFUSAL_WORKER;
+    g->id = ++e->next_id;
+    request_opts ropts = {
+        .id = g->id,
+        .prompt = opts->prompt,
+        .n_prompt_tokens = opts->n_prompt_tokens,
+        .max_tokens = opts->max_tokens,
+        .max_model_len = stats.max_model_len,
+        .params = opts->params,
+        .eos_ids = m->eos_ids,
+        .n_eos_ids = opts->ignore_eos ? 0 : m->n_eos_ids,
+        .priority = opts->priority,
+        .arrival_us = opts->arrival_us,
+        .cache_salt = opts->cache_salt,
+        .block_size = (int32_t)e->cfg.block_size,
+        .hasher = e->hasher,
+    };
+    core_refusal refusal = CORE_REFUSAL_WORKER;
+    if (request_create(&r, &ropts) != PGD_OK || !hash_map_put(e->generations, g->id, (uintptr_t)g))
+        goto fail;
+    refusal = core_loop_submit(e->core, r);
+    if (refusal != CORE_REFUSAL_NONE)
+        goto fail;
+    *out = g;
+    return CORE_REFUSAL_NONE;
+fail:
+    hash_map_remove(e->generations, g->id);
+    request_destroy(r);
+    generation_destroy(g);
+    return refusal;
+}
+
+void engine_cancel(engine *e, generation *g)
+{
+    if (g->is_cancelled)
+        return;
+    g->is_cancelled = true;
+    if (g->is_dirty) {
+        list_remove(&g->dirty_node);
+        g->is_dirty = false;
+    }
+    if (hash_map_get(e->generations, g->id, NULL))
+        core_loop_abort(e->core, g->id); /* freed with its FINISHED event */
+    else if (!g->is_delivering)
+        generation_destroy(g);
+}
+
+typedef struct tokenize_work {
+    uv_work_t req;
+    const tokenizer *tok;
+    const char *text;
+    size_t n_bytes;
+    unsigned flags;
+    int32_t max_ids;
+    engine_tokenized_fn fn;
+    void *arg;
+    pgd_err err;
+    token_id *ids;
+    int32_t n_ids;
+} tokenize_work;
+
+static void tokenize_on_pool(uv_work_t *req)
+{
+    tokenize_work *w = (tokenize_work *)(void *)req;
+    w->err =
+        tokenizer_encode(&w->ids, &w->n_ids, w->tok, w->text, w->n_bytes, w->flags, w->max_ids);
+}
+
+static void after_tokenize(uv_work_t *req, int status)
+{
+    tokenize_work *w = (tokenize_work *)(void *)req;
+    w->fn(w->arg, status != 0 ? PGD_EAGAIN : w->err, w->ids, w->n_ids);
+    mem_free(w);
+}
+
+pgd_err engine_tokenize(engine *e, const char *text, size_t n_bytes, unsigned flags,
+                        int32_t max_ids, engine_tokenized_fn fn, void *arg)
+{
+    tokenize_work *w = mem_calloc(1, sizeof(*w));
+    if (w == NULL)
+        return PGD_ENOMEM;
+    w->tok = e->tok;
+    w->text = text;
+    w->n_bytes = n_bytes;
+    w->flags = flags;
+    w->max_ids = max_ids;
+    w->fn = fn;
+    w->arg = arg;
+    if (uv_queue_work(e->loop, &w->req, tokenize_on_pool, after_tokenize) != 0) {
+        mem_free(w);
+        return PGD_EAGAIN;
+    }
+    return PGD_OK;
+}

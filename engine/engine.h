@@ -1,0 +1,69 @@
+/* The engine as the front ends see it: a model with its tokenizer, a core loop, and generations.
+ *
+ * `paged serve`, `paged run` and `paged bench` all stand on this. Core events are drained on the io
+ * loop through one uv_async.
+ * Thread:  io
+ */
+#ifndef ENGINE_ENGINE_H
+#define ENGINE_ENGINE_H
+
+#include <uv.h>
+
+#include "common/model/model_file.h"
+#include "config/config.h"
+#include "engine/core/core_loop.h"
+#include "engine/generation.h"
+#include "engine/histogram.h"
+#include "engine/text/tokenizer.h"
+
+typedef struct engine engine;
+
+typedef struct engine_latency {
+    histogram time_to_first_token_s;
+    histogram inter_token_s;
+    histogram e2e_s;
+    histogram prompt_tokens;
+    histogram output_tokens;
+} engine_latency;
+
+/* Opens the model's headers and its tokenizer, creates the core loop. cfg is copied. */
+PGD_MUST_USE pgd_err engine_create(engine **out, uv_loop_t *loop, const config *cfg, pgd_why *why);
+/* Starts the core thread and with it the worker. on_state (may be NULL) is told of each change. */
+PGD_MUST_USE pgd_err engine_start(engine *e, void (*on_state)(void *arg, core_state state),
+                                  void *arg, pgd_why *why);
+/* Refuses new work, lets running generations finish within drain_s, ends the worker; CORE_STOPPED
+ * is the last state told. */
+void engine_drain(engine *e, uint32_t drain_s);
+/* After CORE_STOPPED or CORE_FAILED, or to give up at once: joins the core thread, closes the
+ * handles. Run the loop until they are closed, then destroy. */
+void engine_stop(engine *e);
+void engine_destroy(engine *e);
+
+const config *engine_get_config(const engine *e);
+const model_config *engine_get_model(const engine *e);
+const tokenizer *engine_get_tokenizer(const engine *e);
+/* served_model_name or the name derived from the path. */
+const char *engine_model_name(const engine *e);
+void engine_get_stats(const engine *e, core_stats *out);
+const engine_latency *engine_get_latency(const engine *e);
+int32_t engine_n_generations(const engine *e);
+/* Sampling defaults: the model's generation_config unless generation_config = none; greedy is not
+ * implied. */
+void engine_default_params(const engine *e, sampling_params *out);
+/* A fresh random seed for a request that brings none. */
+uint64_t engine_draw_seed(engine *e);
+void engine_reset_prefix_cache(engine *e);
+
+/* Takes up a generation; on_chunk is never called from inside. CORE_REFUSAL_NONE: *out is a borrow
+ * until its last on_chunk or engine_cancel. PGD_ENOMEM-like trouble is CORE_REFUSAL_WORKER. */
+PGD_MUST_USE core_refusal engine_generate(engine *e, generation **out, const generation_opts *opts);
+/* The consumer is gone: no further on_chunk; the request ends within one step. */
+void engine_cancel(engine *e, generation *g);
+
+typedef void (*engine_tokenized_fn)(void *arg, pgd_err err, token_id *ids, int32_t n_ids);
+/* Tokenizes on the pool; fn is called on the io thread and takes ids (mem_free). text is a borrow
+ * until then. */
+PGD_MUST_USE pgd_err engine_tokenize(engine *e, const char *text, size_t n_bytes, unsigned flags,
+                                     int32_t max_ids, engine_tokenized_fn fn, void *arg);
+
+#endif

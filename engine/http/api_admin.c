@@ -1,0 +1,216 @@
+/* Everything that tells about the server: health, models, version, metrics. All of it is read from
+ * one snapshot of the core thread. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "engine/http/http_api.h"
+#include "engine/http/http_errors.h"
+
+/* A core loop that has work but has not finished a turn for this long is not healthy. Long prefill
+ * steps are not hangs: the step itself is watched by the core loop (worker_stall_timeout). */
+#define CORE_SILENT_US 5000000u
+
+static const char *state_name(core_state state)
+{
+    switch (state) {
+    case CORE_STARTING:
+        return "starting";
+    case CORE_LOADING:
+        return "loading";
+    case CORE_READY:
+        return "ready";
+    case CORE_RECOVERING:
+        return "recovering";
+    case CORE_DRAINING:
+        return "draining";
+    case CORE_FAILED:
+        return "failed";
+    case CORE_STOPPED:
+        return "stopped";
+    }
+    return "unknown";
+}
+
+static bool is_silent(const core_stats *s)
+{
+    uint64_t now = clock_now_us();
+    return now > s->last_progress_us && now - s->last_progress_us > CORE_SILENT_US;
+}
+
+void api_health_handle(http_api *api, http_conn *conn, const http_request *req)
+{
+    core_stats s;
+    strbuf b;
+    (void)req;
+    engine_get_stats(api->engine, &s);
+    strbuf_init(&b);
+    bool healthy = s.state == CORE_READY && !api->draining && !is_silent(&s);
+    const char *status = api->draining                       ? "draining"
+                         : s.state == CORE_READY && !healthy ? "stalled"
+                                                             : state_name(s.state);
+    strbuf_appendf(&b, "{\"status\":\"%s\"", healthy ? "ok" : status);
+    if (s.state == CORE_LOADING && s.load_total_bytes > 0)
+        strbuf_appendf(&b, ",\"progress\":%.3f",
+                       (double)s.load_done_bytes / (double)s.load_total_bytes);
+    if (!healthy && s.why[0] != '\0') {
+        strbuf_append_str(&b, ",\"reason\":");
+        strbuf_append_json(&b, s.why, strlen(s.why));
+    }
+    strbuf_append_str(&b, "}\n");
+    http_conn_respond(conn, healthy ? 200 : 503, "application/json",
+                      healthy ? NULL : "Retry-After: 1\r\n", b.data, b.n_bytes);
+    strbuf_deinit(&b);
+}
+
+void api_models_handle(http_api *api, http_conn *conn, const http_request *req)
+{
+    core_stats s;
+    strbuf b;
+    (void)req;
+    const char *name = engine_model_name(api->engine);
+    const model_config *m = engine_get_model(api->engine);
+    engine_get_stats(api->engine, &s);
+    strbuf_init(&b);
+    strbuf_append_str(&b, "{\"object\":\"list\",\"data\":[{\"id\":");
+    strbuf_append_json(&b, name, strlen(name));
+    strbuf_appendf(&b,
+                   ",\"object\":\"model\",\"created\":%" PRId64 ",\"owned_by\":\"paged\",\"root\":",
+                   api->started_s);
+    strbuf_append_json(&b, name, strlen(name));
+    strbuf_appendf(&b,
+                   ",\"parent\":null,\"max_model_len\":%d,\"meta\":{\"n_ctx_train\":%d,\"n_vocab\":"
+                   "%d,\"n_embd\":%d}}]}",
+                   s.max_model_len > 0 ? s.max_model_len : m->max_context, m->max_context,
+                   m->vocab_size, m->dim);
+    http_conn_respond(conn, 200, "application/json", NULL, b.data, b.n_bytes);
+    strbuf_deinit(&b);
+}
+
+void api_version_handle(http_api *api, http_conn *conn, const http_request *req)
+{
+    static const char body[] = "{\"version\":\"" PGD_VERSION_STRING "\"}";
+    (void)api;
+    (void)req;
+    http_conn_respond(conn, 200, "application/json", NULL, body, sizeof(body) - 1);
+}
+
+/* --- metrics
+ * -------------------------------------------------------------------------------------------- */
+
+typedef struct page {
+    strbuf b;
+    char labels[320];
+} page;
+
+static void head(page *p, const char *name, const char *type, const char *help)
+{
+    strbuf_appendf(&p->b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+static void value(page *p, const char *name, const char *type, const char *help, double v)
+{
+    head(p, name, type, help);
+    strbuf_appendf(&p->b, "%s{%s} %.17g\n", name, p->labels, v);
+}
+
+static void series(page *p, const char *name, const char *help, const histogram *h)
+{
+    head(p, name, "histogram", help);
+    histogram_append(h, &p->b, name, p->labels);
+}
+
+static void append_core(page *p, const core_stats *s)
+{
+    const scheduler_stats *k = &s->scheduler;
+    int32_t n_used = k->n_blocks_total - k->n_blocks_free;
+    double usage = k->n_blocks_total > 0 ? (double)n_used / k->n_blocks_total : 0;
+    value(p, "paged_ready", "gauge", "1 when a worker is ready.", s->state == CORE_READY);
+    value(p, "paged_kv_blocks_total", "gauge", "KV blocks of the pool.", k->n_blocks_total);
+    value(p, "paged_kv_blocks_used", "gauge", "KV blocks held by requests.", n_used);
+    value(p, "paged_kv_blocks_cached", "gauge", "Free KV blocks that hold a reusable prefix.",
+          k->n_blocks_cached);
+    value(p, "paged_kv_blocks_free", "gauge", "Free KV blocks that hold nothing.",
+          k->n_blocks_free - k->n_blocks_cached);
+    value(p, "paged_steps_total", "counter", "Steps the worker has acknowledged.",
+          (double)s->n_steps);
+    value(p, "paged_worker_restarts_total", "counter", "Times a worker was started again.",
+          (double)s->n_worker_restarts);
+    value(p, "vllm:num_requests_running", "gauge", "Requests in the batch.", k->n_running);
+    value(p, "vllm:num_requests_waiting", "gauge", "Requests that wait to be scheduled.",
+          k->n_waiting + s->n_queued_commands);
+    value(p, "vllm:kv_cache_usage_perc", "gauge",
+          "Share of the KV blocks held by requests, 0 to 1.", usage);
+    value(p, "vllm:prefix_cache_queries_total", "counter",
+          "Prompt tokens looked up in the prefix cache.", (double)k->n_prefix_queries_tokens);
+    value(p, "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.",
+          (double)k->n_prefix_hit_tokens);
+    value(p, "vllm:num_preemptions_total", "counter",
+          "Requests put back to waiting for want of blocks.", (double)k->n_preemptions);
+    value(p, "vllm:prompt_tokens_total", "counter", "Prompt tokens of admitted requests.",
+          (double)k->n_prompt_tokens);
+    value(p, "vllm:generation_tokens_total", "counter", "Generated tokens.",
+          (double)k->n_generated_tokens);
+}
+
+static void append_finished(page *p, const scheduler_stats *k)
+{
+    static const struct {
+        const char *reason;
+        request_status status;
+    } rows[] = {{"stop", REQUEST_FINISHED_STOPPED},
+                {"length", REQUEST_FINISHED_LENGTH_CAPPED},
+                {"abort", REQUEST_FINISHED_ABORTED},
+                {"error", REQUEST_FINISHED_ERROR}};
+    head(p, "vllm:request_success_total", "counter", "Finished requests by reason.");
+    for (size_t i = 0; i < PGD_ARRAY_LEN(rows); i++)
+        strbuf_appendf(&p->b, "vllm:request_success_total{%s,finished_reason=\"%s\"} %" PRIu64 "\n",
+                       p->labels, rows[i].reason, k->n_finished[rows[i].status]);
+}
+
+static void append_http(page *p, const http_api *api)
+{
+    value(p, "paged_http_requests_total", "counter", "HTTP requests on all paths.",
+          (double)api->n_requests);
+    value(p, "paged_http_connections", "gauge", "Open client connections.", api->n_connections);
+    value(p, "paged_admission_rejections_total", "counter",
+          "Requests refused because the queue was full.", (double)api->n_refused_queue);
+    head(p, "paged_completions_total", "counter", "Answered completion requests by status class.");
+    for (int i = 2; i <= 5; i++)
+        strbuf_appendf(&p->b, "paged_completions_total{%s,status=\"%dxx\"} %" PRIu64 "\n",
+                       p->labels, i, api->n_responses[i]);
+}
+
+void api_metrics_handle(http_api *api, http_conn *conn, const http_request *req)
+{
+    page p;
+    core_stats s;
+    (void)req;
+    engine_get_stats(api->engine, &s);
+    strbuf_init(&p.b);
+    strbuf name;
+    strbuf_init(&name);
+    const char *model = engine_model_name(api->engine);
+    strbuf_append_json(&name, model, strlen(model)); /* same escapes as a label value */
+    snprintf(p.labels, sizeof(p.labels), "model_name=%.280s,engine=\"0\"",
+             name.data != NULL ? name.data : "\"\"");
+    strbuf_deinit(&name);
+    append_core(&p, &s);
+    append_finished(&p, &s.scheduler);
+    append_http(&p, api);
+    const engine_latency *l = engine_get_latency(api->engine);
+    series(&p, "vllm:time_to_first_token_seconds", "From arrival to the first token.",
+           &l->time_to_first_token_s);
+    series(&p, "vllm:inter_token_latency_seconds", "Between two tokens of a request.",
+           &l->inter_token_s);
+    series(&p, "vllm:e2e_request_latency_seconds", "From arrival to the last token.", &l->e2e_s);
+    series(&p, "vllm:request_prompt_tokens", "Prompt tokens per request.", &l->prompt_tokens);
+    series(&p, "vllm:request_generation_tokens", "Output tokens per request.", &l->output_tokens);
+    if (p.b.failed)
+        http_error_respond(conn, 503, NULL, "out of memory");
+    else
+        http_conn_respond(conn, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, p.b.data,
+                          p.b.n_bytes);
+    strbuf_deinit(&p.b);
+}

@@ -1,0 +1,615 @@
+/* POST /v1/completions: parse, tokenize on the pool, one generation per choice, answer whole or as
+ * a stream.
+ *
+ * A completion owns everything of its request. It ends in exactly one of three ways: the answer is
+ * out, the client left (every generation is cancelled), or a refusal was sent. n_pending counts
+ * what still refers to it: tokenizing jobs and live generations; the last one to go frees it. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "engine/http/completion_params.h"
+#include "engine/http/http_api.h"
+#include "engine/http/http_errors.h"
+
+typedef struct completion completion;
+
+typedef struct choice {
+    completion *owner;
+    generation *gen; /* NULL: not begun, or ended */
+    int32_t idx;
+    int32_t prompt_idx;
+    int32_t n_text_chars; /* emitted so far, for text_offset */
+    strbuf text;          /* whole answer */
+    strbuf ids;           /* token ids as JSON elements */
+    strbuf lp_tokens;     /* logprobs arrays as JSON elements */
+    strbuf lp_values;
+    strbuf lp_tops;
+    strbuf lp_offsets;
+    bool has_lp;
+    const char *finish_reason;
+    char stop_reason[24]; /* JSON value of a stop token, or "" */
+    int32_t stop_string_idx;
+    int32_t n_output_tokens;
+    int32_t n_cached_tokens;
+} choice;
+
+struct completion {
+    http_api *api;
+    http_conn *conn; /* NULL once the client left or the answer is out */
+    completion_params params;
+    choice *choices; /* [n_choices], prompt-major */
+    int32_t n_choices;
+    int32_t n_begun;
+    int32_t n_ended;
+    int32_t n_tokenizing;
+    int32_t n_live; /* generations */
+    int32_t n_pins; /* functions that go on using it */
+    uint64_t arrival_us;
+    int64_t created_s;
+    char id[48];
+    bool streaming;
+    bool answered;
+};
+
+static void free_if_unused(completion *c)
+{
+    if (c->conn != NULL || c->n_tokenizing > 0 || c->n_live > 0 || c->n_pins > 0)
+        return;
+    for (int32_t i = 0; i < c->n_choices; i++) {
+        choice *ch = &c->choices[i];
+        strbuf_deinit(&ch->text);
+        strbuf_deinit(&ch->ids);
+        strbuf_deinit(&ch->lp_tokens);
+        strbuf_deinit(&ch->lp_values);
+        strbuf_deinit(&ch->lp_tops);
+        strbuf_deinit(&ch->lp_offsets);
+    }
+    for (int32_t i = 0; i < c->params.n_prompts; i++) {
+        if (c->params.prompts[i].text != NULL)
+            mem_free(c->params.prompts[i].ids);
+    }
+    mem_free(c->choices);
+    completion_params_deinit(&c->params);
+    mem_free(c);
+}
+
+static void unpin(completion *c)
+{
+    c->n_pins--;
+    free_if_unused(c);
+}
+
+static void cancel_all(completion *c)
+{
+    for (int32_t i = 0; i < c->n_choices; i++) {
+        choice *ch = &c->choices[i];
+        if (ch->gen != NULL) {
+            engine_cancel(c->api->engine, ch->gen);
+            ch->gen = NULL;
+            c->n_live--;
+        }
+    }
+}
+
+static void on_disconnect(void *arg)
+{
+    completion *c = arg;
+    c->conn = NULL;
+    cancel_all(c);
+    free_if_unused(c);
+}
+
+/* The answer is complete: the connection is not ours any more. */
+static void let_go(completion *c, int status)
+{
+    c->api->n_responses[status / 100]++;
+    c->answered = true;
+    c->conn = NULL;
+    cancel_all(c);
+}
+
+static void respond_error(completion *c, int status, const char *param, const char *code,
+                          const char *message)
+{
+    if (c->conn == NULL || c->answered)
+        return;
+    http_conn *conn = c->conn;
+    if (c->streaming) {
+        strbuf b;
+        strbuf_init(&b);
+        strbuf_append_str(&b, "data: ");
+        http_error_append(&b, status, param, code, message);
+        strbuf_append_str(&b, "\n\ndata: [DONE]\n\n");
+        bool alive = http_conn_stream_write(
+            conn, b.data, b.n_bytes); /* a failed write has called on_disconnect */
+        strbuf_deinit(&b);
+        if (!alive)
+            return;
+        let_go(c, status);
+        http_conn_stream_end(conn);
+    } else {
+        let_go(c, status);
+        http_error_respond_code(conn, status, param, code, message);
+    }
+}
+
+/* --- the answer's JSON
+ * ----------------------------------------------------------------------------------- */
+
+static void append_head(strbuf *b, const completion *c)
+{
+    strbuf_appendf(
+        b,
+        "{\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%" PRId64 ",\"model\":", c->id,
+        c->created_s);
+    const char *name = engine_model_name(c->api->engine);
+    strbuf_append_json(b, name, strlen(name));
+}
+
+static void append_piece_json(strbuf *b, const tokenizer *tok, token_id id)
+{
+    size_t n;
+    const char *piece = tokenizer_piece(tok, id, &n);
+    strbuf_append_json(b, piece, n);
+}
+
+static int32_t count_chars(const char *text, size_t n)
+{
+    int32_t chars = 0;
+    for (size_t i = 0; i < n; i++)
+        chars += ((unsigned char)text[i] & 0xC0) != 0x80;
+    return chars;
+}
+
+/* Minus infinity is no JSON number; clients know -9999. */
+static double json_logprob(float v)
+{
+    return v < -9999.0f ? -9999.0 : (double)v;
+}
+
+static void comma(strbuf *b)
+{
+    if (b->n_bytes > 0)
+        strbuf_append_char(b, ',');
+}
+
+static void note_logprobs(choice *ch, const generation_token *t)
+{
+    const tokenizer *tok = engine_get_tokenizer(ch->owner->api->engine);
+    size_t n;
+    const char *piece = tokenizer_piece(tok, t->id, &n);
+    ch->has_lp = true;
+    comma(&ch->lp_tokens);
+    append_piece_json(&ch->lp_tokens, tok, t->id);
+    comma(&ch->lp_values);
+    strbuf_appendf(&ch->lp_values, "%.7g", json_logprob(t->logprobs[0].logprob));
+    comma(&ch->lp_offsets);
+    strbuf_appendf(&ch->lp_offsets, "%d", ch->n_text_chars);
+    ch->n_text_chars += count_chars(piece, n);
+    comma(&ch->lp_tops);
+    strbuf_append_char(&ch->lp_tops, '{');
+    bool sampled_shown = false;
+    for (int32_t i = 1; i < t->n_logprobs; i++) {
+        if (i > 1)
+            strbuf_append_char(&ch->lp_tops, ',');
+        sampled_shown = sampled_shown || t->logprobs[i].id == t->id;
+        append_piece_json(&ch->lp_tops, tok, t->logprobs[i].id);
+        strbuf_appendf(&ch->lp_tops, ":%.7g", json_logprob(t->logprobs[i].logprob));
+    }
+    if (!sampled_shown) { /* the sampled token is always among them */
+        if (t->n_logprobs > 1)
+            strbuf_append_char(&ch->lp_tops, ',');
+        append_piece_json(&ch->lp_tops, tok, t->id);
+        strbuf_appendf(&ch->lp_tops, ":%.7g", json_logprob(t->logprobs[0].logprob));
+    }
+    strbuf_append_char(&ch->lp_tops, '}');
+}
+
+static void append_logprobs(strbuf *b, const choice *ch)
+{
+    if (!ch->has_lp) {
+        strbuf_append_str(b, "\"logprobs\":null");
+        return;
+    }
+    strbuf_append_str(b, "\"logprobs\":{\"tokens\":[");
+    strbuf_append(b, ch->lp_tokens.data, ch->lp_tokens.n_bytes);
+    strbuf_append_str(b, "],\"token_logprobs\":[");
+    strbuf_append(b, ch->lp_values.data, ch->lp_values.n_bytes);
+    strbuf_append_str(b, "],\"top_logprobs\":[");
+    strbuf_append(b, ch->lp_tops.data, ch->lp_tops.n_bytes);
+    strbuf_append_str(b, "],\"text_offset\":[");
+    strbuf_append(b, ch->lp_offsets.data, ch->lp_offsets.n_bytes);
+    strbuf_append_str(b, "]}");
+}
+
+static void append_stop_reason(strbuf *b, const choice *ch)
+{
+    strbuf_append_str(b, ",\"stop_reason\":");
+    if (ch->stop_string_idx >= 0)
+        strbuf_append_json(b, ch->owner->params.stop[ch->stop_string_idx],
+                           ch->owner->params.stop_bytes[ch->stop_string_idx]);
+    else
+        strbuf_append_str(b, ch->stop_reason[0] != '\0' ? ch->stop_reason : "null");
+}
+
+static void append_choice(strbuf *b, const choice *ch)
+{
+    strbuf_appendf(b, "{\"index\":%d,\"text\":", ch->idx);
+    strbuf_append_json(b, ch->text.data != NULL ? ch->text.data : "", ch->text.n_bytes);
+    strbuf_append_char(b, ',');
+    append_logprobs(b, ch);
+    if (ch->finish_reason != NULL)
+        strbuf_appendf(b, ",\"finish_reason\":\"%s\"", ch->finish_reason);
+    else
+        strbuf_append_str(b, ",\"finish_reason\":null");
+    append_stop_reason(b, ch);
+    if (ch->owner->params.return_token_ids) {
+        strbuf_append_str(b, ",\"token_ids\":[");
+        strbuf_append(b, ch->ids.data, ch->ids.n_bytes);
+        strbuf_append_char(b, ']');
+    }
+    strbuf_append_char(b, '}');
+}
+
+static void append_usage(strbuf *b, const completion *c)
+{
+    int64_t n_prompt = 0, n_output = 0, n_cached = 0;
+    for (int32_t i = 0; i < c->params.n_prompts; i++) {
+        n_prompt += c->params.prompts[i].n_ids;
+        n_cached += c->choices[i * c->params.n].n_cached_tokens;
+    }
+    for (int32_t i = 0; i < c->n_choices; i++)
+        n_output += c->choices[i].n_output_tokens;
+    strbuf_appendf(b,
+                   "\"usage\":{\"prompt_tokens\":%" PRId64 ",\"completion_tokens\":%" PRId64
+                   ",\"total_tokens\":%" PRId64
+                   ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRId64 "}}",
+                   n_prompt, n_output, n_prompt + n_output, n_cached);
+}
+
+static void reset_delta(choice *ch)
+{
+    strbuf_reset(&ch->text);
+    strbuf_reset(&ch->ids);
+    strbuf_reset(&ch->lp_tokens);
+    strbuf_reset(&ch->lp_values);
+    strbuf_reset(&ch->lp_tops);
+    strbuf_reset(&ch->lp_offsets);
+    ch->has_lp = false;
+}
+
+/* --- progress
+ * ------------------------------------------------------------------------------------------- */
+
+static void finish_stream(completion *c)
+{
+    http_conn *conn = c->conn;
+    strbuf b;
+    strbuf_init(&b);
+    if (c->params.include_usage) {
+        strbuf_append_str(&b, "data: ");
+        append_head(&b, c);
+        strbuf_append_str(&b, ",\"choices\":[],");
+        append_usage(&b, c);
+        strbuf_append_str(&b, "}\n\n");
+    }
+    strbuf_append_str(&b, "data: [DONE]\n\n");
+    bool alive = !b.failed && http_conn_stream_write(conn, b.data, b.n_bytes);
+    bool failed = b.failed;
+    strbuf_deinit(&b);
+    if (failed) {
+        http_conn_close(conn);
+    } else if (alive) {
+        let_go(c, 200);
+        http_conn_stream_end(conn);
+    }
+}
+
+static void finish_whole(completion *c)
+{
+    http_conn *conn = c->conn;
+    strbuf b;
+    strbuf_init(&b);
+    append_head(&b, c);
+    strbuf_append_str(&b, ",\"choices\":[");
+    for (int32_t i = 0; i < c->n_choices; i++) {
+        if (i > 0)
+            strbuf_append_char(&b, ',');
+        append_choice(&b, &c->choices[i]);
+    }
+    strbuf_append_str(&b, "],");
+    append_usage(&b, c);
+    strbuf_append_char(&b, '}');
+    if (b.failed) {
+        respond_error(c, 503, NULL, NULL, "out of memory for the answer");
+    } else {
+        let_go(c, 200);
+        http_conn_respond(conn, 200, "application/json", NULL, b.data, b.n_bytes);
+    }
+    strbuf_deinit(&b);
+}
+
+static void stream_choice(completion *c, choice *ch)
+{
+    strbuf b;
+    strbuf_init(&b);
+    strbuf_append_str(&b, "data: ");
+    append_head(&b, c);
+    strbuf_append_str(&b, ",\"choices\":[");
+    append_choice(&b, ch);
+    strbuf_append_str(&b, c->params.include_usage ? "],\"usage\":null}\n\n" : "]}\n\n");
+    reset_delta(ch);
+    if (b.failed)
+        http_conn_close(c->conn); /* calls on_disconnect */
+    else
+        (void)!http_conn_stream_write(c->conn, b.data, b.n_bytes);
+    strbuf_deinit(&b);
+}
+
+static void note_chunk(choice *ch, const generation *g)
+{
+    const completion *c = ch->owner;
+    strbuf_append(&ch->text, g->text.data, g->text.n_bytes);
+    for (int32_t i = 0; i < g->n_tokens; i++) {
+        if (c->params.return_token_ids) {
+            comma(&ch->ids);
+            strbuf_appendf(&ch->ids, "%d", g->tokens[i].id);
+        }
+        if (c->params.sampling.n_logprobs >= 0 && g->tokens[i].n_logprobs > 0)
+            note_logprobs(ch, &g->tokens[i]);
+    }
+    ch->n_output_tokens = g->n_output_tokens;
+    ch->n_cached_tokens = g->n_cached_tokens;
+    ch->stop_string_idx = g->stop_string_idx;
+    if (g->finish == GENERATION_STOP) {
+        ch->finish_reason = "stop";
+        if (g->stop_token >= 0)
+            snprintf(ch->stop_reason, sizeof(ch->stop_reason), "%d", g->stop_token);
+    } else if (g->finish == GENERATION_LENGTH) {
+        ch->finish_reason = "length";
+    } else if (g->finish == GENERATION_ABORT) {
+        ch->finish_reason = "abort";
+    }
+}
+
+static void on_chunk(void *arg, generation *g)
+{
+    choice *ch = arg;
+    completion *c = ch->owner;
+    c->n_pins++;
+    if (g->finish != GENERATION_RUNNING) {
+        ch->gen = NULL; /* the engine frees it after this call */
+        c->n_live--;
+        c->n_ended++;
+    }
+    if (g->finish == GENERATION_ERROR) {
+        respond_error(c, g->error_status != 0 ? g->error_status : 500, NULL, NULL,
+                      g->error_text != NULL ? g->error_text : "out of memory");
+    } else {
+        note_chunk(ch, g);
+        if (c->conn != NULL && c->streaming)
+            stream_choice(c, ch);
+        if (c->conn != NULL && c->n_ended == c->n_choices) {
+            if (c->streaming)
+                finish_stream(c);
+            else
+                finish_whole(c);
+        }
+    }
+    unpin(c);
+}
+
+/* --- start
+ * ---------------------------------------------------------------------------------------------- */
+
+static bool check_lengths(completion *c, int32_t max_model_len)
+{
+    char message[320];
+    for (int32_t i = 0; i < c->params.n_prompts; i++) {
+        int64_t n = c->params.prompts[i].n_ids;
+        int64_t wanted = c->params.max_tokens;
+        if (n == 0) {
+            respond_error(c, 400, "prompt", NULL,
+                          "prompt: expected at least one token, got an empty prompt");
+            return false;
+        }
+        if (n + PGD_MAX(wanted, 1) > max_model_len) {
+            snprintf(message, sizeof(message),
+                     "This model's maximum context length is %d tokens. You requested %" PRId64
+                     " tokens in the prompt and %" PRId64
+                     " for the completion; shorten the prompt or lower max_tokens.",
+                     max_model_len, n, PGD_MAX(wanted, 1));
+            respond_error(c, 400, wanted > 1 && n < max_model_len ? "max_tokens" : "prompt",
+                          "context_length_exceeded", message);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void respond_refusal(completion *c, core_refusal refusal)
+{
+    if (refusal == CORE_REFUSAL_QUEUE_FULL) {
+        c->api->n_refused_queue++;
+        respond_error(c, 429, NULL, NULL,
+                      "too many requests are waiting (max_queued_requests); try again after the "
+                      "time in Retry-After");
+    } else if (refusal == CORE_REFUSAL_DRAINING) {
+        respond_error(c, 503, NULL, NULL, "the server is shutting down");
+    } else {
+        respond_error(c, 503, NULL, NULL, "the model worker is not available");
+    }
+}
+
+/* All prompts are ids now: begin every choice, or none. */
+static void begin(completion *c)
+{
+    engine *e = c->api->engine;
+    core_stats stats;
+    engine_get_stats(e, &stats);
+    if (!check_lengths(c, stats.max_model_len))
+        return;
+    for (int32_t i = 0; i < c->n_choices; i++) {
+        choice *ch = &c->choices[i];
+        const completion_prompt *prompt = &c->params.prompts[ch->prompt_idx];
+        int32_t max_tokens = c->params.max_tokens;
+        if (max_tokens < 0) /* the API's default, or what the context leaves */
+            max_tokens = PGD_MIN(16, stats.max_model_len - prompt->n_ids);
+        generation_opts opts = {
+            .prompt = prompt->ids,
+            .n_prompt_tokens = prompt->n_ids,
+            .max_tokens = max_tokens,
+            .params = c->params.sampling,
+            .ignore_eos = c->params.ignore_eos,
+            .stop = c->params.stop,
+            .stop_bytes = c->params.stop_bytes,
+            .n_stop = c->params.n_stop,
+            .include_stop = c->params.include_stop,
+            .skip_special = c->params.skip_special,
+            .keep_tokens = c->params.return_token_ids || c->params.sampling.n_logprobs >= 0,
+            .priority = c->params.priority,
+            .cache_salt = c->params.cache_salt,
+            .arrival_us = c->arrival_us,
+            .on_chunk = on_chunk,
+            .arg = ch,
+        };
+        opts.params.choice_idx = i % c->params.n;
+        core_refusal refusal = engine_generate(e, &ch->gen, &opts);
+        if (refusal != CORE_REFUSAL_NONE) {
+            respond_refusal(c, refusal); /* cancels those already begun */
+            return;
+        }
+        c->n_live++;
+    }
+    if (c->params.stream) {
+        c->streaming = true;
+        http_conn_stream_begin(c->conn, 200, "text/event-stream; charset=utf-8",
+                               "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n");
+    }
+}
+
+typedef struct tokenize_job {
+    completion *owner;
+    int32_t prompt_idx;
+} tokenize_job;
+
+static void on_tokenized(void *arg, pgd_err err, token_id *ids, int32_t n_ids)
+{
+    tokenize_job *job = arg;
+    completion *c = job->owner;
+    completion_prompt *prompt = &c->params.prompts[job->prompt_idx];
+    mem_free(job);
+    c->n_pins++;
+    c->n_tokenizing--;
+    prompt->ids = ids;
+    prompt->n_ids = n_ids;
+    if (err == PGD_ERANGE)
+        respond_error(
+            c, 400, "prompt", "context_length_exceeded",
+            "the prompt has far more tokens than this model's maximum context length; shorten it");
+    else if (err != PGD_OK)
+        respond_error(c, 500, "prompt", NULL, "the prompt could not be tokenized");
+    else if (c->n_tokenizing == 0 && c->conn != NULL)
+        begin(c);
+    unpin(c);
+}
+
+static bool start_tokenizing(completion *c)
+{
+    engine *e = c->api->engine;
+    core_stats stats;
+    engine_get_stats(e, &stats);
+    for (int32_t i = 0; i < c->params.n_prompts; i++) {
+        completion_prompt *prompt = &c->params.prompts[i];
+        if (prompt->text == NULL)
+            continue;
+        tokenize_job *job = mem_alloc(sizeof(*job));
+        if (job == NULL)
+            return false;
+        *job = (tokenize_job){c, i};
+        /* Twice the context is room enough to tell the user the real count in most cases. */
+        if (engine_tokenize(e, prompt->text, prompt->n_text_bytes,
+                            TOKENIZER_ADD_SPECIAL | TOKENIZER_PARSE_SPECIAL,
+                            PGD_MAX(2 * stats.max_model_len, 1024), on_tokenized, job) != PGD_OK) {
+            mem_free(job);
+            return false;
+        }
+        c->n_tokenizing++;
+    }
+    return true;
+}
+
+/* False when the server cannot take a request now; the answer is out. */
+static bool check_ready(http_api *api, http_conn *conn)
+{
+    core_stats stats;
+    engine_get_stats(api->engine, &stats);
+    if (api->draining || stats.state == CORE_DRAINING || stats.state == CORE_STOPPED) {
+        http_error_respond(conn, 503, NULL, "the server is shutting down");
+    } else if (stats.state == CORE_STARTING || stats.state == CORE_LOADING) {
+        http_error_respond(conn, 503, NULL, "the model is loading (%.0f %%)",
+                           stats.load_total_bytes > 0 ? 100.0 * (double)stats.load_done_bytes /
+                                                            (double)stats.load_total_bytes
+                                                      : 0.0);
+    } else if (stats.state == CORE_FAILED) {
+        http_error_respond(conn, 503, NULL, "the model worker could not be kept running: %.300s",
+                           stats.why);
+    } else {
+        return true;
+    }
+    api->n_responses[5]++;
+    return false;
+}
+
+void api_completions_handle(http_api *api, http_conn *conn, const http_request *req)
+{
+    if (!check_ready(api, conn))
+        return;
+    completion *c = mem_calloc(1, sizeof(*c));
+    if (c == NULL) {
+        http_error_respond(conn, 503, NULL, "out of memory for this request");
+        return;
+    }
+    c->api = api;
+    c->arrival_us = clock_now_us();
+    c->created_s = clock_wall_s();
+    c->conn = conn;
+    c->n_pins = 1;
+    snprintf(c->id, sizeof(c->id), "cmpl-%016" PRIx64, engine_draw_seed(api->engine));
+    sampling_params defaults;
+    completion_fault fault;
+    engine_default_params(api->engine, &defaults);
+    if (!completion_params_parse(
+            &c->params, req->body, req->n_body_bytes, engine_get_config(api->engine), &defaults,
+            engine_model_name(api->engine), engine_get_model(api->engine)->vocab_size, &fault)) {
+        respond_error(c, fault.status, fault.param, fault.code, fault.message);
+        unpin(c);
+        return;
+    }
+    http_conn_on_disconnect(conn, on_disconnect, c);
+    if (!c->params.has_seed)
+        c->params.sampling.seed = engine_draw_seed(api->engine);
+    c->n_choices = c->params.n_prompts * c->params.n;
+    c->choices = mem_calloc((size_t)c->n_choices, sizeof(choice));
+    if (c->choices == NULL) {
+        c->n_choices = 0;
+        respond_error(c, 503, NULL, NULL, "out of memory for this request");
+        unpin(c);
+        return;
+    }
+    for (int32_t i = 0; i < c->n_choices; i++) {
+        c->choices[i].owner = c;
+        c->choices[i].idx = i;
+        c->choices[i].prompt_idx = i / c->params.n;
+        c->choices[i].stop_string_idx = -1;
+    }
+    if (!start_tokenizing(c))
+        respond_error(c, 503, NULL, NULL, "out of memory for this request");
+    else if (c->n_tokenizing == 0)
+        begin(c);
+    unpin(c);
+}

@@ -1,0 +1,33 @@
+/* The routes: which handler answers which path and method.
+ *
+ * Thread:  io
+ */
+#ifndef ENGINE_HTTP_HTTP_API_H
+#define ENGINE_HTTP_HTTP_API_H
+
+#include "engine/engine.h"
+#include "engine/http/http_conn.h"
+
+/* What handlers share. */
+typedef struct http_api {
+    engine *engine;
+    bool draining;
+    int64_t started_s;       /* wall clock */
+    uint64_t n_requests;     /* of all routes */
+    uint64_t n_responses[6]; /* by hundreds of the status of completions: [2] = 2xx ... */
+    uint64_t n_refused_queue;
+    int32_t n_connections;
+} http_api;
+
+/* An http_handler_fn with arg = http_api *. */
+void http_api_handle(void *arg, http_conn *conn, const http_request *req);
+
+/* api_completions.c */
+void api_completions_handle(http_api *api, http_conn *conn, const http_request *req);
+/* api_admin.c */
+void api_health_handle(http_api *api, http_conn *conn, const http_request *req);
+void api_models_handle(http_api *api, http_conn *conn, const http_request *req);
+void api_version_handle(http_api *api, http_conn *conn, const http_request *req);
+void api_metrics_handle(http_api *api, http_conn *conn, const http_request *req);
+
+#endif

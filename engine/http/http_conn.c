@@ -1,0 +1,574 @@
+/* A connection is in one of four phases: READING a request, ANSWERING it, LINGERING after the last
+ * answer (our side is shut, what the client still sends is read and dropped, since closing with
+ * unread input would reset the connection and lose the answer), or CLOSING. llhttp is paused at the
+ * end of each message, so that pipelined bytes wait in `pending` until the answer is out; reading
+ * goes on meanwhile, because only a read tells that the client has left. Everything a request needs
+ * lives in buffers that the next request reuses.
+ *
+ * Rejected: one uv_timer per connection (a sweep once a second over the list costs less and has the
+ * same precision that users can tell); uv_try_write (it would need a second path for the unsent
+ * rest). */
+#include "engine/http/http_conn.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include <strings.h>
+
+#include <llhttp.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/strbuf.h"
+#include "engine/http/http_errors.h"
+
+#define READ_BYTES        65536
+#define MAX_PENDING_BYTES 262144 /* pipelined input that may wait */
+#define MAX_HEADERS       128
+#define LINGER_US         2000000u
+
+typedef enum conn_phase {
+    PHASE_READING,
+    PHASE_ANSWERING,
+    PHASE_LINGERING,
+    PHASE_CLOSING
+} conn_phase;
+
+typedef struct header_ref {
+    size_t name_at; /* offsets into head, NUL-terminated */
+    size_t value_at;
+} header_ref;
+
+struct http_conn {
+    union {
+        uv_stream_t stream;
+        uv_tcp_t tcp;
+        uv_pipe_t pipe;
+    } io;
+    list_node node;
+    const http_conn_host *host;
+    llhttp_t parser;
+    conn_phase phase;
+    bool keep_alive;
+    bool is_http10;
+    bool streaming;
+    bool is_head;
+    bool has_expect;
+    bool message_done;
+    bool in_parser;
+    int refuse_status; /* answer with this once the parser has stopped */
+    const char *refuse_text;
+    uint64_t since_us; /* start of the current wait: idle, or first byte of the request */
+    bool has_bytes;    /* of the current request */
+    strbuf url;
+    strbuf head; /* header names and values, NUL-terminated */
+    strbuf body;
+    strbuf pending;
+    header_ref headers[MAX_HEADERS];
+    int n_headers;
+    bool in_value;
+    http_request request;
+    void (*disconnect_fn)(void *arg);
+    void *disconnect_arg;
+    char read_buf[READ_BYTES];
+};
+
+typedef struct write_op {
+    uv_write_t req;
+    http_conn *conn;
+    bool is_last; /* close when it is out */
+    size_t n_bytes;
+    char data[];
+} write_op;
+
+static llhttp_settings_t parser_settings;
+
+static void process_input(http_conn *c, const char *data, size_t n_bytes);
+
+/* --- parser callbacks
+ * ---------------------------------------------------------------------------------- */
+
+static int refuse(http_conn *c, int status, const char *text)
+{
+    c->refuse_status = status;
+    c->refuse_text = text;
+    return HPE_USER;
+}
+
+static size_t head_bytes(const http_conn *c)
+{
+    return c->url.n_bytes + c->head.n_bytes;
+}
+
+static int on_url(llhttp_t *p, const char *at, size_t n)
+{
+    http_conn *c = p->data;
+    strbuf_append(&c->url, at, n);
+    if (head_bytes(c) > (size_t)c->host->cfg->max_header_bytes)
+        return refuse(c, 431, "the request line is too long");
+    return c->url.failed ? refuse(c, 503, "out of memory") : 0;
+}
+
+static int on_header_field(llhttp_t *p, const char *at, size_t n)
+{
+    http_conn *c = p->data;
+    if (c->in_value || c->n_headers == 0) {
+        if (c->n_headers == MAX_HEADERS)
+            return refuse(c, 431, "too many header lines");
+        strbuf_append(&c->head, "", 1); /* ends the previous value */
+        c->headers[c->n_headers] = (header_ref){c->head.n_bytes, 0};
+        c->n_headers++;
+        c->in_value = false;
+    }
+    strbuf_append(&c->head, at, n);
+    if (head_bytes(c) > (size_t)c->host->cfg->max_header_bytes)
+        return refuse(c, 431, "the request header is too large (max_header_bytes)");
+    return c->head.failed ? refuse(c, 503, "out of memory") : 0;
+}
+
+static int on_header_value(llhttp_t *p, const char *at, size_t n)
+{
+    http_conn *c = p->data;
+    if (c->n_headers == 0)
+        return 0; /* trailer of a chunked body with no header seen: cannot happen before a field */
+    if (!c->in_value) {
+        strbuf_append(&c->head, "", 1);
+        c->headers[c->n_headers - 1].value_at = c->head.n_bytes;
+        c->in_value = true;
+    }
+    strbuf_append(&c->head, at, n);
+    if (head_bytes(c) > (size_t)c->host->cfg->max_header_bytes)
+        return refuse(c, 431, "the request header is too large (max_header_bytes)");
+    return c->head.failed ? refuse(c, 503, "out of memory") : 0;
+}
+
+static void send_bytes(http_conn *c, const void *data, size_t n_bytes, bool is_last);
+
+static int on_headers_complete(llhttp_t *p)
+{
+    http_conn *c = p->data;
+    strbuf_append(&c->head, "", 1);
+    c->is_http10 = p->http_major == 1 && p->http_minor == 0;
+    if ((p->flags & F_CONTENT_LENGTH) && p->content_length > (uint64_t)c->host->cfg->max_body_bytes)
+        return refuse(c, 413, "the request body is larger than max_body_bytes");
+    const char *expect = http_conn_header(c, "expect");
+    if (expect != NULL) {
+        if (strcasecmp(expect, "100-continue") != 0)
+            return refuse(c, 417, "only Expect: 100-continue is understood");
+        static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
+        if (!c->is_http10)
+            send_bytes(c, go_on, sizeof(go_on) - 1, false);
+    }
+    return 0;
+}
+
+static int on_body(llhttp_t *p, const char *at, size_t n)
+{
+    http_conn *c = p->data;
+    if (c->body.n_bytes + n > (size_t)c->host->cfg->max_body_bytes)
+        return refuse(c, 413, "the request body is larger than max_body_bytes");
+    strbuf_append(&c->body, at, n);
+    return c->body.failed ? refuse(c, 503, "out of memory") : 0;
+}
+
+static int on_message_complete(llhttp_t *p)
+{
+    http_conn *c = p->data;
+    c->message_done = true;
+    c->keep_alive = llhttp_should_keep_alive(p) != 0;
+    return HPE_PAUSED;
+}
+
+/* --- life
+ * ---------------------------------------------------------------------------------------------- */
+
+static void reset_request(http_conn *c)
+{
+    strbuf_reset(&c->url);
+    strbuf_reset(&c->head);
+    strbuf_reset(&c->body);
+    c->n_headers = 0;
+    c->in_value = false;
+    c->message_done = false;
+    c->streaming = false;
+    c->has_bytes = false;
+    c->refuse_status = 0;
+    c->disconnect_fn = NULL;
+    c->since_us = clock_now_us();
+}
+
+static void on_closed(uv_handle_t *handle)
+{
+    http_conn *c = handle->data;
+    c->host->on_closed(c->host->arg, c);
+    strbuf_deinit(&c->url);
+    strbuf_deinit(&c->head);
+    strbuf_deinit(&c->body);
+    strbuf_deinit(&c->pending);
+    mem_free(c);
+}
+
+void http_conn_close(http_conn *c)
+{
+    if (c->phase == PHASE_CLOSING)
+        return;
+    bool was_answering = c->phase == PHASE_ANSWERING;
+    c->phase = PHASE_CLOSING;
+    uv_close((uv_handle_t *)&c->io.stream, on_closed);
+    if (was_answering && c->disconnect_fn != NULL) {
+        void (*fn)(void *) = c->disconnect_fn;
+        c->disconnect_fn = NULL;
+        fn(c->disconnect_arg);
+    }
+}
+
+void http_conn_close_if_idle(http_conn *c)
+{
+    if (c->phase == PHASE_READING || c->phase == PHASE_LINGERING)
+        http_conn_close(c);
+}
+
+void http_conn_check_time(http_conn *c, uint64_t now_us)
+{
+    uint64_t waited_us = now_us - c->since_us;
+    if (c->phase == PHASE_LINGERING && waited_us > LINGER_US)
+        http_conn_close(c);
+    if (c->phase != PHASE_READING)
+        return;
+    uint64_t limit_s =
+        (uint64_t)(c->has_bytes ? c->host->cfg->header_timeout_s : c->host->cfg->idle_timeout_s);
+    if (waited_us < limit_s * 1000000u)
+        return;
+    if (c->has_bytes) {
+        c->phase = PHASE_ANSWERING;
+        c->keep_alive = false;
+        c->is_head = false;
+        http_error_respond(c, 408, NULL,
+                           "the request did not arrive within %llu s (header_timeout_s)",
+                           (unsigned long long)limit_s);
+    } else {
+        http_conn_close(c);
+    }
+}
+
+list_node *http_conn_node(http_conn *c)
+{
+    return &c->node;
+}
+
+http_conn *http_conn_from_node(list_node *node)
+{
+    return LIST_ENTRY(node, http_conn, node);
+}
+
+/* --- input
+ * --------------------------------------------------------------------------------------------- */
+
+static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
+{
+    http_conn *c = handle->data;
+    (void)suggested;
+    *buf = uv_buf_init(c->read_buf, sizeof(c->read_buf));
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
+{
+    http_conn *c = stream->data;
+    if (n == 0 || c->phase == PHASE_CLOSING || (n > 0 && c->phase == PHASE_LINGERING))
+        return;
+    if (n < 0) {
+        http_conn_close(c);
+        return;
+    }
+    if (c->phase == PHASE_ANSWERING) {
+        if (c->pending.n_bytes + (size_t)n > MAX_PENDING_BYTES) {
+            log_debug("http", "pipelined input over %d bytes; connection closed",
+                      MAX_PENDING_BYTES);
+            http_conn_close(c);
+            return;
+        }
+        strbuf_append(&c->pending, buf->base, (size_t)n);
+        if (c->pending.failed)
+            http_conn_close(c);
+        return;
+    }
+    process_input(c, buf->base, (size_t)n);
+}
+
+static void dispatch(http_conn *c)
+{
+    char *query = c->url.data != NULL ? strchr(c->url.data, '?') : NULL;
+    if (query != NULL)
+        *query = '\0';
+    if (c->body.data == NULL)
+        strbuf_append(&c->body, "", 0);
+    c->request = (http_request){
+        .method = llhttp_method_name((llhttp_method_t)c->parser.method),
+        .path = c->url.data != NULL ? c->url.data : "",
+        .query = query != NULL ? query + 1 : "",
+        .body = c->body.data != NULL ? c->body.data : "",
+        .n_body_bytes = c->body.n_bytes,
+        .is_head = c->parser.method == HTTP_HEAD,
+    };
+    c->is_head = c->request.is_head;
+    c->phase = PHASE_ANSWERING;
+    c->host->on_request(c->host->arg, c, &c->request);
+}
+
+/* Feeds bytes until a message is complete; what is behind it goes to pending. */
+static void process_input(http_conn *c, const char *data, size_t n_bytes)
+{
+    if (!c->has_bytes) {
+        c->has_bytes = true;
+        c->since_us = clock_now_us();
+    }
+    llhttp_errno_t rc = llhttp_execute(&c->parser, data, n_bytes);
+    if (rc == HPE_OK || c->phase == PHASE_CLOSING)
+        return;
+    if (rc == HPE_PAUSED && c->message_done) {
+        const char *end = llhttp_get_error_pos(&c->parser);
+        llhttp_resume(&c->parser);
+        size_t used = (size_t)(end - data);
+        strbuf_append(&c->pending, data + used, n_bytes - used);
+        dispatch(c);
+        return;
+    }
+    /* Malformed, refused, or an upgrade nobody serves: answer and close, the rest of the input has
+     * no meaning. */
+    c->phase = PHASE_ANSWERING;
+    c->keep_alive = false;
+    c->is_head = false;
+    strbuf_reset(&c->pending);
+    if (c->refuse_status != 0)
+        http_error_respond(c, c->refuse_status, NULL, "%s", c->refuse_text);
+    else
+        http_error_respond(c, 400, NULL, "malformed HTTP request: %s",
+                           llhttp_get_error_reason(&c->parser));
+}
+
+/* After an answer: take up pipelined bytes. Runs from the loop (uv write callback), never from
+ * inside a handler. */
+static void next_request(http_conn *c)
+{
+    reset_request(c);
+    c->phase = PHASE_READING;
+    if (c->pending.n_bytes > 0) {
+        strbuf bytes = c->pending;
+        strbuf_init(&c->pending);
+        process_input(c, bytes.data, bytes.n_bytes);
+        strbuf_deinit(&bytes);
+    }
+}
+
+pgd_err http_conn_accept(http_conn **out, uv_stream_t *listener, bool is_pipe,
+                         const http_conn_host *host)
+{
+    http_conn *c = mem_calloc(1, sizeof(*c));
+    if (c == NULL)
+        return PGD_ENOMEM;
+    int rc =
+        is_pipe ? uv_pipe_init(host->loop, &c->io.pipe, 0) : uv_tcp_init(host->loop, &c->io.tcp);
+    if (rc != 0) {
+        mem_free(c);
+        return PGD_EIO;
+    }
+    c->host = host;
+    c->io.stream.data = c;
+    strbuf_init(&c->url);
+    strbuf_init(&c->head);
+    strbuf_init(&c->body);
+    strbuf_init(&c->pending);
+    if (parser_settings.on_url == NULL) {
+        llhttp_settings_init(&parser_settings);
+        parser_settings.on_header_field = on_header_field;
+        parser_settings.on_header_value = on_header_value;
+        parser_settings.on_headers_complete = on_headers_complete;
+        parser_settings.on_body = on_body;
+        parser_settings.on_message_complete = on_message_complete;
+        parser_settings.on_url = on_url;
+    }
+    llhttp_init(&c->parser, HTTP_REQUEST, &parser_settings);
+    c->parser.data = c;
+    reset_request(c);
+    *out = c;
+    if (uv_accept(listener, &c->io.stream) != 0 ||
+        uv_read_start(&c->io.stream, on_alloc, on_read) != 0) {
+        http_conn_close(c);
+        return PGD_OK; /* on_closed tells */
+    }
+    if (!is_pipe)
+        uv_tcp_nodelay(&c->io.tcp, 1);
+    return PGD_OK;
+}
+
+const char *http_conn_header(const http_conn *c, const char *name)
+{
+    for (int i = 0; i < c->n_headers; i++) {
+        if (strcasecmp(c->head.data + c->headers[i].name_at, name) == 0)
+            return c->headers[i].value_at != 0 ? c->head.data + c->headers[i].value_at : "";
+    }
+    return NULL;
+}
+
+void http_conn_on_disconnect(http_conn *c, void (*fn)(void *arg), void *arg)
+{
+    c->disconnect_fn = fn;
+    c->disconnect_arg = arg;
+}
+
+/* --- output
+ * -------------------------------------------------------------------------------------------- */
+
+static void on_shut(uv_shutdown_t *req, int status)
+{
+    (void)status;
+    mem_free(req);
+}
+
+static void linger(http_conn *c)
+{
+    uv_shutdown_t *req = mem_alloc(sizeof(*req));
+    c->phase = PHASE_LINGERING;
+    c->since_us = clock_now_us();
+    if (req == NULL || uv_shutdown(req, &c->io.stream, on_shut) != 0) {
+        mem_free(req);
+        http_conn_close(c);
+    }
+}
+
+static void on_written(uv_write_t *req, int status)
+{
+    write_op *op = (write_op *)(void *)req;
+    http_conn *c = op->conn;
+    bool is_last = op->is_last;
+    mem_free(op);
+    if (c->phase == PHASE_CLOSING)
+        return;
+    if (status != 0) {
+        http_conn_close(c);
+    } else if (is_last) {
+        if (c->keep_alive && !c->host->draining)
+            next_request(c);
+        else
+            linger(c);
+    }
+}
+
+static void send_bytes(http_conn *c, const void *data, size_t n_bytes, bool is_last)
+{
+    if (c->phase == PHASE_CLOSING)
+        return;
+    write_op *op = mem_alloc(sizeof(*op) + n_bytes);
+    if (op == NULL) {
+        http_conn_close(c);
+        return;
+    }
+    op->conn = c;
+    op->is_last = is_last;
+    op->n_bytes = n_bytes;
+    if (n_bytes > 0)
+        memcpy(op->data, data, n_bytes);
+    if (is_last)
+        c->disconnect_fn = NULL; /* complete as far as the answerer is concerned */
+    uv_buf_t buf = uv_buf_init(op->data, (unsigned)n_bytes);
+    if (uv_write(&op->req, &c->io.stream, &buf, 1, on_written) != 0) {
+        mem_free(op);
+        http_conn_close(c);
+    }
+}
+
+static void append_head(strbuf *b, http_conn *c, int status, const char *content_type,
+                        const char *extra)
+{
+    strbuf_appendf(b, "HTTP/1.1 %d %s\r\n", status, http_status_text(status));
+    if (content_type != NULL)
+        strbuf_appendf(b, "Content-Type: %s\r\n", content_type);
+    if (extra != NULL)
+        strbuf_append_str(b, extra);
+    if (!c->keep_alive || c->host->draining)
+        strbuf_append_str(b, "Connection: close\r\n");
+    else if (c->is_http10)
+        strbuf_append_str(b, "Connection: keep-alive\r\n");
+}
+
+void http_conn_respond(http_conn *c, int status, const char *content_type, const char *extra,
+                       const void *body, size_t n_bytes)
+{
+    PGD_ASSERT(c->phase != PHASE_READING && !c->streaming);
+    strbuf b;
+    strbuf_init(&b);
+    append_head(&b, c, status, content_type, extra);
+    if (status != 204)
+        strbuf_appendf(&b, "Content-Length: %zu\r\n", n_bytes);
+    strbuf_append_str(&b, "\r\n");
+    if (!c->is_head && n_bytes > 0)
+        strbuf_append(&b, body, n_bytes);
+    if (b.failed)
+        http_conn_close(c);
+    else
+        send_bytes(c, b.data, b.n_bytes, true);
+    strbuf_deinit(&b);
+}
+
+void http_conn_stream_begin(http_conn *c, int status, const char *content_type, const char *extra)
+{
+    PGD_ASSERT(c->phase != PHASE_READING && !c->streaming);
+    c->streaming = true;
+    if (c->is_http10)
+        c->keep_alive = false; /* the end of the stream is the end of the connection */
+    strbuf b;
+    strbuf_init(&b);
+    append_head(&b, c, status, content_type, extra);
+    strbuf_append_str(&b, c->is_http10 ? "\r\n" : "Transfer-Encoding: chunked\r\n\r\n");
+    if (b.failed)
+        http_conn_close(c);
+    else
+        send_bytes(c, b.data, b.n_bytes, false);
+    strbuf_deinit(&b);
+}
+
+bool http_conn_stream_write(http_conn *c, const void *data, size_t n_bytes)
+{
+    PGD_ASSERT(c->streaming);
+    if (c->phase == PHASE_CLOSING)
+        return false;
+    if (n_bytes == 0)
+        return true;
+    if (uv_stream_get_write_queue_size(&c->io.stream) + n_bytes >
+        (size_t)c->host->cfg->max_output_buffer_bytes) {
+        log_info("http",
+                 "client reads too slowly: dropped with %zu unsent bytes (max_output_buffer_bytes)",
+                 uv_stream_get_write_queue_size(&c->io.stream));
+        http_conn_close(c);
+        return false;
+    }
+    if (c->is_http10) {
+        send_bytes(c, data, n_bytes, false);
+    } else {
+        strbuf b;
+        strbuf_init(&b);
+        strbuf_appendf(&b, "%zx\r\n", n_bytes);
+        strbuf_append(&b, data, n_bytes);
+        strbuf_append_str(&b, "\r\n");
+        if (b.failed)
+            http_conn_close(c);
+        else
+            send_bytes(c, b.data, b.n_bytes, false);
+        strbuf_deinit(&b);
+    }
+    return c->phase != PHASE_CLOSING;
+}
+
+void http_conn_stream_end(http_conn *c)
+{
+    PGD_ASSERT(c->streaming);
+    c->streaming = false;
+    static const char last_chunk[] = "0\r\n\r\n";
+    send_bytes(c, last_chunk, c->is_http10 ? 0 : sizeof(last_chunk) - 1, true);
+}
+
+bool http_conn_is_streaming(const http_conn *c)
+{
+    return c->streaming;
+}

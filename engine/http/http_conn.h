@@ -1,0 +1,75 @@
+/* One HTTP/1.1 connection: parse, hand a complete request to the handler, write the answer with
+ * back-pressure.
+ *
+ * Requests on one connection are answered one after the other (pipelined bytes wait, bounded). The
+ * client's going away while its request is being answered is told to the answerer at once through
+ * the disconnect callback; after that, and after http_conn_respond or http_conn_stream_end, the
+ * answerer must not touch the connection again.
+ * Limits:  config max_header_bytes, max_body_bytes, max_output_buffer_bytes, idle_timeout_s,
+ *          header_timeout_s
+ * Thread:  io
+ */
+#ifndef ENGINE_HTTP_HTTP_CONN_H
+#define ENGINE_HTTP_HTTP_CONN_H
+
+#include <uv.h>
+
+#include "common/err.h"
+#include "common/list.h"
+#include "config/config.h"
+
+typedef struct http_conn http_conn;
+
+typedef struct http_request {
+    const char *method; /* "GET" */
+    const char *path;   /* without query, percent-decoded is not needed by any route */
+    const char *query;  /* after '?', or "" */
+    const char *body;   /* NUL-terminated behind n_body_bytes */
+    size_t n_body_bytes;
+    bool is_head;
+} http_request;
+
+/* What a connection needs of its server. */
+typedef struct http_conn_host {
+    const config *cfg;
+    uv_loop_t *loop;
+    void (*on_request)(void *arg, http_conn *conn, const http_request *req);
+    void (*on_closed)(
+        void *arg,
+        http_conn *conn); /* the connection is gone; its memory is freed after this call */
+    void *arg;
+    bool draining; /* set by the server: answers say Connection: close */
+} http_conn_host;
+
+/* Accepts from listener; a refusal closes at once. host: borrow until on_closed. */
+PGD_MUST_USE pgd_err http_conn_accept(http_conn **out, uv_stream_t *listener, bool is_pipe,
+                                      const http_conn_host *host);
+/* Closes now; a request being answered gets its disconnect callback. */
+void http_conn_close(http_conn *c);
+/* Closes unless a request is being answered. */
+void http_conn_close_if_idle(http_conn *c);
+/* Enforces the time-outs; called about once a second. */
+void http_conn_check_time(http_conn *c, uint64_t now_us);
+list_node *http_conn_node(http_conn *c);
+http_conn *http_conn_from_node(list_node *node);
+
+/* Value of a request header (case-insensitive name), or NULL. Borrow until the answer is complete.
+ */
+const char *http_conn_header(const http_conn *c, const char *name);
+
+/* fn is called at most once, when the client goes away before the answer is complete. */
+void http_conn_on_disconnect(http_conn *c, void (*fn)(void *arg), void *arg);
+
+/* The whole answer. extra: further header lines, each ending in \r\n, or NULL. body may be NULL
+ * with 0 bytes. */
+void http_conn_respond(http_conn *c, int status, const char *content_type, const char *extra,
+                       const void *body, size_t n_bytes);
+/* A streamed answer: begin, any number of writes, end. A slow client's unsent output is bounded:
+ * beyond max_output_buffer_bytes the connection is closed (the disconnect callback tells) and write
+ * answers false. */
+void http_conn_stream_begin(http_conn *c, int status, const char *content_type, const char *extra);
+bool http_conn_stream_write(http_conn *c, const void *data, size_t n_bytes);
+void http_conn_stream_end(http_conn *c);
+bool http_conn_is_streaming(const http_conn *c);
+
+#endif

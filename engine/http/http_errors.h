@@ -1,0 +1,23 @@
+/* Error answers in the OpenAI shape: {"error": {"message", "type", "param", "code"}}.
+ *
+ * Thread:  io
+ */
+#ifndef ENGINE_HTTP_HTTP_ERRORS_H
+#define ENGINE_HTTP_HTTP_ERRORS_H
+
+#include "common/strbuf.h"
+#include "engine/http/http_conn.h"
+
+const char *http_status_text(int status);
+
+/* Appends the object {"error": ...}. param may be NULL; code NULL = the status as a number. */
+void http_error_append(strbuf *out, int status, const char *param, const char *code,
+                       const char *message);
+/* Answers a request that has not begun to stream; 429 and 503 carry Retry-After. */
+void http_error_respond(http_conn *c, int status, const char *param, const char *fmt, ...)
+    PGD_PRINTF(4, 5);
+/* The same with a code such as "model_not_found" or "context_length_exceeded". */
+void http_error_respond_code(http_conn *c, int status, const char *param, const char *code,
+                             const char *message);
+
+#endif

@@ -1,0 +1,32 @@
+/* Listening sockets and the set of connections.
+ *
+ * bind happens at create, before any model is loaded: a busy port is told within milliseconds.
+ * Accepting begins at http_server_start, also while the model loads (handlers answer 503 then).
+ * Thread:  io
+ */
+#ifndef ENGINE_HTTP_HTTP_SERVER_H
+#define ENGINE_HTTP_HTTP_SERVER_H
+
+#include <uv.h>
+
+#include "config/config.h"
+#include "engine/http/http_conn.h"
+
+typedef struct http_server http_server;
+
+/* Called for each complete request; must answer now or later, exactly once (see http_conn.h). */
+typedef void (*http_handler_fn)(void *arg, http_conn *conn, const http_request *req);
+
+PGD_MUST_USE pgd_err http_server_create(http_server **out, uv_loop_t *loop, const config *cfg,
+                                        http_handler_fn handler, void *arg, pgd_why *why);
+PGD_MUST_USE pgd_err http_server_start(http_server *s, pgd_why *why);
+/* "http://127.0.0.1:8000" or "unix:/path"; borrow until destroy. */
+const char *http_server_address(const http_server *s);
+/* Stops listening; idle connections close now, busy ones after their answer. */
+void http_server_drain(http_server *s);
+/* Closes everything; on_closed is called when no handle is left, then destroy. */
+void http_server_close(http_server *s, void (*on_closed)(void *arg), void *arg);
+void http_server_destroy(http_server *s);
+int32_t http_server_n_connections(const http_server *s);
+
+#endif

@@ -1,0 +1,297 @@
+/* Records in one array, the free queue beside it, and a chained hash table whose links are block
+ * ids inside the records.
+ *
+ * Invariant: every block but the null block is in the free queue exactly when its reference count
+ * is 0; a block is in the chain of its key exactly when group_id >= 0. Every copy of a hash is its
+ * own node of the chain, newest first, so publishing and un-publishing are O(1) however many
+ * duplicates there are. The table is at most half full; the index comes straight from the SHA-256
+ * bytes, which nobody outside can steer because the chain starts at a secret seed. */
+#include "engine/kv/block_pool.h"
+
+#include <string.h>
+
+#include "common/mem.h"
+#include "engine/kv/block_queue.h"
+
+typedef struct block_record {
+    block_hash hash;
+    int32_t group_id; /* -1 = no hash */
+    int32_t n_refs;
+    block_id chain_prev; /* -1 = first of its chain */
+    block_id chain_next; /* -1 = last */
+} block_record;
+
+struct block_pool {
+    block_record *blocks; /* [n_blocks] */
+    int32_t n_blocks;
+    bool enable_caching;
+    block_queue free_queue;
+    block_id *buckets; /* [n_buckets], first block of the chain or -1 */
+    uint64_t bucket_mask;
+    int32_t n_published;
+    int32_t n_free_cached;
+};
+
+pgd_err block_pool_create(block_pool **out, int32_t n_blocks, bool enable_caching)
+{
+    *out = NULL;
+    if (n_blocks < 2 || n_blocks >= (1 << 30))
+        return PGD_EINVAL;
+    block_pool *p = mem_calloc(1, sizeof *p);
+    if (p == NULL)
+        return PGD_ENOMEM;
+    p->n_blocks = n_blocks;
+    p->enable_caching = enable_caching;
+    pgd_err err = block_queue_init(&p->free_queue, n_blocks);
+    size_t n_buckets = 1;
+    while (enable_caching && n_buckets < 2 * (size_t)n_blocks)
+        n_buckets *= 2;
+    p->bucket_mask = n_buckets - 1;
+    p->blocks = mem_calloc((size_t)n_blocks, sizeof *p->blocks);
+    p->buckets = mem_calloc(n_buckets, sizeof *p->buckets);
+    if (err != PGD_OK || p->blocks == NULL || p->buckets == NULL) {
+        block_pool_destroy(p);
+        return PGD_ENOMEM;
+    }
+    for (size_t i = 0; i < n_buckets; i++)
+        p->buckets[i] = -1;
+    for (int32_t i = 0; i < n_blocks; i++) {
+        p->blocks[i].group_id = -1;
+        p->blocks[i].chain_prev = -1;
+        p->blocks[i].chain_next = -1;
+        if (i != BLOCK_POOL_NULL)
+            block_queue_append(&p->free_queue, i);
+    }
+    *out = p;
+    return PGD_OK;
+}
+
+void block_pool_destroy(block_pool *p)
+{
+    if (p == NULL)
+        return;
+    block_queue_deinit(&p->free_queue);
+    mem_free(p->blocks);
+    mem_free(p->buckets);
+    mem_free(p);
+}
+
+static block_record *record_of(const block_pool *p, block_id id)
+{
+    PGD_ASSERTF(id >= 0 && id < p->n_blocks, "block id %d outside 0..%d", id, p->n_blocks - 1);
+    return &p->blocks[id];
+}
+
+static size_t bucket_of(const block_pool *p, const block_hash *hash, int32_t group_id)
+{
+    uint64_t word;
+    memcpy(&word, hash->bytes, sizeof word);
+    return (size_t)((word + (uint64_t)group_id * 0x9E3779B97F4A7C15ULL) & p->bucket_mask);
+}
+
+static bool has_key(const block_record *b, const block_hash *hash, int32_t group_id)
+{
+    return b->group_id == group_id && memcmp(b->hash.bytes, hash->bytes, sizeof hash->bytes) == 0;
+}
+
+static void unlink_hash(block_pool *p, block_id id)
+{
+    block_record *b = &p->blocks[id];
+    if (b->chain_prev >= 0)
+        p->blocks[b->chain_prev].chain_next = b->chain_next;
+    else
+        p->buckets[bucket_of(p, &b->hash, b->group_id)] = b->chain_next;
+    if (b->chain_next >= 0)
+        p->blocks[b->chain_next].chain_prev = b->chain_prev;
+    b->chain_prev = -1;
+    b->chain_next = -1;
+    b->group_id = -1;
+    p->n_published--;
+    if (b->n_refs == 0)
+        p->n_free_cached--;
+}
+
+bool block_pool_get_new(block_id *out, block_pool *p, int32_t n_blocks)
+{
+    if (!block_queue_pop_n(out, &p->free_queue, n_blocks))
+        return false;
+    for (int32_t i = 0; i < n_blocks; i++) {
+        block_record *b = &p->blocks[out[i]];
+        PGD_ASSERTF(b->n_refs == 0, "free block %d has %d references", out[i], b->n_refs);
+        if (b->group_id >= 0)
+            unlink_hash(p, out[i]);
+        b->n_refs = 1;
+    }
+    return true;
+}
+
+void block_pool_touch(block_pool *p, const block_id *ids, int32_t n_ids)
+{
+    for (int32_t i = 0; i < n_ids; i++) {
+        if (ids[i] == BLOCK_POOL_NULL)
+            continue;
+        block_record *b = record_of(p, ids[i]);
+        if (b->n_refs == 0) {
+            block_queue_remove(&p->free_queue, ids[i]);
+            if (b->group_id >= 0)
+                p->n_free_cached--;
+        }
+        b->n_refs++;
+    }
+}
+
+void block_pool_free(block_pool *p, const block_id *ids, int32_t n_ids)
+{
+    block_id last_front = -1;
+    for (int32_t i = 0; i < n_ids; i++) {
+        if (ids[i] == BLOCK_POOL_NULL)
+            continue;
+        block_record *b = record_of(p, ids[i]);
+        PGD_ASSERTF(b->n_refs > 0, "block %d freed with %d references", ids[i], b->n_refs);
+        if (--b->n_refs > 0)
+            continue;
+        if (b->group_id >= 0) {
+            block_queue_append(&p->free_queue, ids[i]);
+            p->n_free_cached++;
+        } else {
+            block_queue_insert(&p->free_queue, ids[i], last_front);
+            last_front = ids[i];
+        }
+    }
+}
+
+void block_pool_publish(block_pool *p, block_id id, const block_hash *hash, int32_t group_id)
+{
+    block_record *b = record_of(p, id);
+    PGD_ASSERTF(p->enable_caching && id != BLOCK_POOL_NULL && b->n_refs > 0,
+                "block %d with %d references cannot be published (caching %d)", id, b->n_refs,
+                p->enable_caching);
+    PGD_ASSERTF(group_id >= 0 && group_id < PGD_MAX_KV_GROUPS, "group id %d outside 0..%d",
+                group_id, PGD_MAX_KV_GROUPS - 1);
+    if (b->group_id >= 0) {
+        PGD_ASSERTF(has_key(b, hash, group_id), "block %d of group %d already holds other content",
+                    id, b->group_id);
+        return;
+    }
+    block_id *first = &p->buckets[bucket_of(p, hash, group_id)];
+    b->hash = *hash;
+    b->group_id = group_id;
+    b->chain_prev = -1;
+    b->chain_next = *first;
+    if (*first >= 0)
+        p->blocks[*first].chain_prev = id;
+    *first = id;
+    p->n_published++;
+}
+
+void block_pool_unpublish(block_pool *p, const block_id *ids, int32_t n_ids)
+{
+    for (int32_t i = 0; i < n_ids; i++) {
+        if (record_of(p, ids[i])->group_id >= 0)
+            unlink_hash(p, ids[i]);
+    }
+}
+
+block_id block_pool_lookup(const block_pool *p, const block_hash *hash, int32_t group_id)
+{
+    block_id id = p->buckets[bucket_of(p, hash, group_id)];
+    while (id >= 0 && !has_key(&p->blocks[id], hash, group_id))
+        id = p->blocks[id].chain_next;
+    return id;
+}
+
+bool block_pool_lookup_groups(block_id *out, const block_pool *p, const block_hash *hash,
+                              const int32_t *group_ids, int32_t n_groups)
+{
+    for (int32_t g = 0; g < n_groups; g++) {
+        out[g] = block_pool_lookup(p, hash, group_ids[g]);
+        if (out[g] < 0)
+            return false;
+    }
+    return true;
+}
+
+bool block_pool_reset_cache(block_pool *p)
+{
+    if (p->free_queue.n_blocks != p->n_blocks - 1)
+        return false;
+    for (int32_t i = 0; i < p->n_blocks; i++) {
+        if (p->blocks[i].group_id >= 0)
+            unlink_hash(p, i);
+    }
+    return true;
+}
+
+int32_t block_pool_n_blocks(const block_pool *p)
+{
+    return p->n_blocks;
+}
+
+int32_t block_pool_n_free(const block_pool *p)
+{
+    return p->free_queue.n_blocks;
+}
+
+int32_t block_pool_n_free_cached(const block_pool *p)
+{
+    return p->n_free_cached;
+}
+
+int32_t block_pool_n_published(const block_pool *p)
+{
+    return p->n_published;
+}
+
+int32_t block_pool_n_copies(const block_pool *p, const block_hash *hash, int32_t group_id)
+{
+    int32_t n_copies = 0;
+    for (block_id id = p->buckets[bucket_of(p, hash, group_id)]; id >= 0;
+         id = p->blocks[id].chain_next)
+        n_copies += has_key(&p->blocks[id], hash, group_id);
+    return n_copies;
+}
+
+int32_t block_pool_ref_count(const block_pool *p, block_id id)
+{
+    return record_of(p, id)->n_refs;
+}
+
+const block_hash *block_pool_get_hash(const block_pool *p, block_id id)
+{
+    const block_record *b = record_of(p, id);
+    return b->group_id >= 0 ? &b->hash : NULL;
+}
+
+block_id block_pool_next_free(const block_pool *p, block_id id)
+{
+    return block_queue_next(&p->free_queue, id);
+}
+
+void block_pool_check(const block_pool *p)
+{
+    int32_t n_free = 0;
+    int32_t n_free_cached = 0;
+    int32_t n_published = 0;
+    for (block_id id = 0; id < p->n_blocks; id++) {
+        const block_record *b = &p->blocks[id];
+        bool is_free = block_queue_contains(&p->free_queue, id);
+        PGD_ASSERTF(is_free == (id != BLOCK_POOL_NULL && b->n_refs == 0),
+                    "block %d has %d references and is%s in the free queue", id, b->n_refs,
+                    is_free ? "" : " not");
+        n_free += is_free;
+        if (b->group_id < 0)
+            continue;
+        PGD_ASSERTF(id != BLOCK_POOL_NULL, "the null block is published in group %d", b->group_id);
+        n_published++;
+        n_free_cached += is_free;
+        block_id found = p->buckets[bucket_of(p, &b->hash, b->group_id)];
+        while (found >= 0 && found != id)
+            found = p->blocks[found].chain_next;
+        PGD_ASSERTF(found == id, "published block %d is not in the chain of its hash", id);
+    }
+    PGD_ASSERTF(n_free == p->free_queue.n_blocks && n_free_cached == p->n_free_cached &&
+                    n_published == p->n_published,
+                "counted %d free, %d free cached, %d published; kept %d, %d, %d", n_free,
+                n_free_cached, n_published, p->free_queue.n_blocks, p->n_free_cached,
+                p->n_published);
+}

@@ -1,0 +1,109 @@
+/* The sentinel has index max_blocks and closes the ring, so no operation has a special case for the
+ * ends. A block that is not queued has -1 in both links: putting it in twice or taking it out twice
+ * is a bug that asserts at once instead of bending the ring. */
+#include "engine/kv/block_queue.h"
+
+#include "common/mem.h"
+
+pgd_err block_queue_init(block_queue *q, int32_t max_blocks)
+{
+    q->links = NULL;
+    q->max_blocks = 0;
+    q->n_blocks = 0;
+    if (max_blocks < 1 || max_blocks == INT32_MAX)
+        return PGD_EINVAL;
+    q->links = mem_calloc((size_t)max_blocks + 1, sizeof *q->links);
+    if (q->links == NULL)
+        return PGD_ENOMEM;
+    q->max_blocks = max_blocks;
+    for (int32_t i = 0; i < max_blocks; i++)
+        q->links[i] = (block_queue_link){-1, -1};
+    q->links[max_blocks] = (block_queue_link){max_blocks, max_blocks};
+    return PGD_OK;
+}
+
+void block_queue_deinit(block_queue *q)
+{
+    mem_free(q->links);
+    q->links = NULL;
+    q->n_blocks = 0;
+}
+
+static void check_id(const block_queue *q, block_id id)
+{
+    PGD_ASSERTF(id >= 0 && id < q->max_blocks, "block id %d outside 0..%d", id, q->max_blocks - 1);
+}
+
+bool block_queue_contains(const block_queue *q, block_id id)
+{
+    check_id(q, id);
+    return q->links[id].next >= 0;
+}
+
+block_id block_queue_next(const block_queue *q, block_id id)
+{
+    int32_t next = q->links[id < 0 ? q->max_blocks : id].next;
+    return next == q->max_blocks ? -1 : next;
+}
+
+void block_queue_insert(block_queue *q, block_id id, block_id after)
+{
+    check_id(q, id);
+    PGD_ASSERTF(q->links[id].next < 0, "block %d is already in the free queue", id);
+    int32_t prev = after < 0 ? q->max_blocks : after;
+    int32_t next = q->links[prev].next;
+    PGD_ASSERTF(next >= 0, "block %d is not in the free queue", after);
+    q->links[id] = (block_queue_link){prev, next};
+    q->links[prev].next = id;
+    q->links[next].prev = id;
+    q->n_blocks++;
+}
+
+void block_queue_remove(block_queue *q, block_id id)
+{
+    check_id(q, id);
+    block_queue_link *link = &q->links[id];
+    PGD_ASSERTF(link->next >= 0, "block %d is not in the free queue", id);
+    q->links[link->prev].next = link->next;
+    q->links[link->next].prev = link->prev;
+    *link = (block_queue_link){-1, -1};
+    q->n_blocks--;
+}
+
+block_id block_queue_pop(block_queue *q)
+{
+    block_id id = block_queue_next(q, -1);
+    if (id >= 0)
+        block_queue_remove(q, id);
+    return id;
+}
+
+bool block_queue_pop_n(block_id *out, block_queue *q, int32_t n_blocks)
+{
+    PGD_ASSERTF(n_blocks >= 0, "expected a count >= 0, got %d", n_blocks);
+    if (n_blocks > q->n_blocks)
+        return false;
+    for (int32_t i = 0; i < n_blocks; i++)
+        out[i] = block_queue_pop(q);
+    return true;
+}
+
+void block_queue_append(block_queue *q, block_id id)
+{
+    block_queue_insert(q, id, q->n_blocks == 0 ? -1 : q->links[q->max_blocks].prev);
+}
+
+void block_queue_append_n(block_queue *q, const block_id *ids, int32_t n_ids)
+{
+    for (int32_t i = 0; i < n_ids; i++)
+        block_queue_append(q, ids[i]);
+}
+
+void block_queue_prepend_n(block_queue *q, const block_id *ids, int32_t n_ids)
+{
+    block_id after = -1;
+    for (int32_t i = 0; i < n_ids; i++) {
+        block_queue_insert(q, ids[i], after);
+        after = ids[i];
+    }
+}

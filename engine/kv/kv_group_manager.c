@@ -1,0 +1,176 @@
+/* Tables are one flat array, so the engine's message can point straight into a row: the ids of a
+ * new request are its whole row, those of a running one the tail that the step appended.
+ *
+ * A row's table:   [ null ... null | hits, published | not yet published ]
+ *                    skipped         < n_cached        < n_blocks
+ */
+#include "engine/kv/kv_group_manager.h"
+
+#include <string.h>
+
+#include "common/mem.h"
+
+pgd_err kv_group_manager_init(kv_group_manager *g, const kv_group_opts *opts)
+{
+    *g = (kv_group_manager){
+        .spec = opts->spec,
+        .group_id = opts->group_id,
+        .pool = opts->pool,
+        .zero_list = opts->zero_list,
+        .n_rows = opts->n_rows,
+        .max_batched_tokens = opts->max_batched_tokens,
+        .max_model_len = opts->max_model_len,
+    };
+    if (opts->spec.ops == NULL || opts->spec.block_size < 1 || opts->spec.window < 0 ||
+        opts->n_rows < 1 || opts->max_model_len < 1)
+        return PGD_EINVAL;
+    g->max_blocks_per_row =
+        (int32_t)PGD_CEIL_DIV((int64_t)opts->max_model_len, opts->spec.block_size);
+    size_t n_entries;
+    if (!mem_mul(&n_entries, (size_t)g->n_rows, (size_t)g->max_blocks_per_row) ||
+        !mem_mul(&g->tables_bytes, n_entries, sizeof *g->tables))
+        return PGD_ENOMEM;
+    g->rows = mem_calloc((size_t)g->n_rows, sizeof *g->rows);
+    g->tables = mem_calloc(n_entries, sizeof *g->tables);
+    g->scratch = mem_calloc((size_t)g->max_blocks_per_row, sizeof *g->scratch);
+    if (g->rows == NULL || g->tables == NULL || g->scratch == NULL) {
+        kv_group_manager_deinit(g);
+        return PGD_ENOMEM;
+    }
+    return PGD_OK;
+}
+
+void kv_group_manager_deinit(kv_group_manager *g)
+{
+    mem_free(g->rows);
+    mem_free(g->tables);
+    mem_free(g->scratch);
+    g->rows = NULL;
+    g->tables = NULL;
+    g->scratch = NULL;
+}
+
+static int32_t n_skipped_blocks(const kv_group_manager *g, int32_t n_computed_tokens)
+{
+    return g->spec.ops->skipped_tokens(g, n_computed_tokens) / g->spec.block_size;
+}
+
+int32_t kv_group_manager_n_fresh(const kv_group_manager *g, int32_t row, int32_t n_hits,
+                                 int32_t n_computed_tokens, int32_t n_need_tokens)
+{
+    int32_t n_need = PGD_CEIL_DIV(n_need_tokens, g->spec.block_size);
+    int32_t n_have =
+        row >= 0 ? g->rows[row].n_blocks : PGD_MAX(n_skipped_blocks(g, n_computed_tokens), n_hits);
+    return PGD_MAX(n_need - n_have, 0);
+}
+
+int32_t kv_group_manager_n_free_hits(const kv_group_manager *g, const block_id *hits,
+                                     int32_t n_hits, int32_t n_computed_tokens)
+{
+    int32_t n_free = 0;
+    for (int32_t i = n_skipped_blocks(g, n_computed_tokens); i < n_hits; i++)
+        n_free += hits[i] != BLOCK_POOL_NULL && block_pool_ref_count(g->pool, hits[i]) == 0;
+    return n_free;
+}
+
+void kv_group_manager_attach(kv_group_manager *g, int32_t row, const block_id *hits, int32_t n_hits,
+                             int32_t n_computed_tokens)
+{
+    kv_group_row *r = &g->rows[row];
+    PGD_ASSERTF(!r->is_holder && r->n_blocks == 0, "row %d of group %d already holds %d blocks",
+                row, g->group_id, r->n_blocks);
+    int32_t n_skipped = n_skipped_blocks(g, n_computed_tokens);
+    int32_t n_blocks = PGD_MAX(n_skipped, n_hits);
+    PGD_ASSERTF(n_blocks <= g->max_blocks_per_row, "%d hit blocks, room for %d", n_blocks,
+                g->max_blocks_per_row);
+    block_id *table = kv_group_manager_get_table(g, row);
+    for (int32_t i = 0; i < n_blocks; i++)
+        table[i] = i < n_skipped ? BLOCK_POOL_NULL : hits[i];
+    block_pool_touch(g->pool, table, n_blocks);
+    r->n_blocks = n_blocks;
+    r->n_cached = n_blocks;
+    r->is_holder = true;
+    g->n_holders++;
+}
+
+static void list_for_zeroing(kv_zero_list *list, const block_id *ids, int32_t n_ids)
+{
+    for (int32_t i = 0; i < n_ids; i++) {
+        if (list->is_listed[ids[i]])
+            continue;
+        list->is_listed[ids[i]] = 1;
+        list->ids[list->n_ids++] = ids[i];
+    }
+}
+
+void kv_group_manager_allocate(kv_group_manager *g, int32_t row, int32_t n_need_tokens)
+{
+    kv_group_row *r = &g->rows[row];
+    int32_t n_new = kv_group_manager_n_fresh(g, row, 0, 0, n_need_tokens);
+    if (n_new == 0)
+        return;
+    PGD_ASSERTF(r->is_holder && r->n_blocks + n_new <= g->max_blocks_per_row,
+                "row %d of group %d: %d blocks and %d new, room for %d", row, g->group_id,
+                r->n_blocks, n_new, g->max_blocks_per_row);
+    block_id *new_ids = kv_group_manager_get_table(g, row) + r->n_blocks;
+    bool was_given = block_pool_get_new(new_ids, g->pool, n_new);
+    PGD_ASSERTF(was_given, "%d blocks were counted on, %d are free", n_new,
+                block_pool_n_free(g->pool));
+    r->n_blocks += n_new;
+    if (g->spec.zero_new_blocks)
+        list_for_zeroing(g->zero_list, new_ids, n_new);
+}
+
+void kv_group_manager_publish(kv_group_manager *g, int32_t row, const block_hash *hashes,
+                              int32_t n_hashes, int32_t n_tokens)
+{
+    kv_group_row *r = &g->rows[row];
+    int32_t n_full = PGD_MIN(n_tokens / g->spec.block_size, n_hashes);
+    if (n_full <= r->n_cached)
+        return;
+    PGD_ASSERTF(n_full <= r->n_blocks, "row %d of group %d: %d full blocks of %d", row, g->group_id,
+                n_full, r->n_blocks);
+    const block_id *table = kv_group_manager_get_table(g, row);
+    for (int32_t i = r->n_cached; i < n_full; i++) {
+        if (table[i] != BLOCK_POOL_NULL)
+            block_pool_publish(g->pool, table[i], &hashes[i], g->group_id);
+    }
+    r->n_cached = n_full;
+}
+
+void kv_group_manager_unpublish(kv_group_manager *g, int32_t row, int32_t first_idx)
+{
+    kv_group_row *r = &g->rows[row];
+    if (first_idx >= r->n_cached)
+        return;
+    block_pool_unpublish(g->pool, kv_group_manager_get_table(g, row) + first_idx,
+                         r->n_cached - first_idx);
+    r->n_cached = first_idx;
+}
+
+void kv_group_manager_remove_skipped(kv_group_manager *g, int32_t row, int32_t n_computed_tokens)
+{
+    const kv_group_row *r = &g->rows[row];
+    int32_t n_skipped = PGD_MIN(n_skipped_blocks(g, n_computed_tokens), r->n_blocks);
+    if (n_skipped == 0)
+        return;
+    block_id *table = kv_group_manager_get_table(g, row);
+    int32_t n_removed = 0;
+    for (int32_t i = n_skipped - 1; i >= 0 && table[i] != BLOCK_POOL_NULL; i--) {
+        g->scratch[n_removed++] = table[i];
+        table[i] = BLOCK_POOL_NULL;
+    }
+    block_pool_free(g->pool, g->scratch, n_removed);
+}
+
+void kv_group_manager_free(kv_group_manager *g, int32_t row)
+{
+    kv_group_row *r = &g->rows[row];
+    PGD_ASSERTF(r->is_holder, "row %d of group %d holds no blocks", row, g->group_id);
+    const block_id *table = kv_group_manager_get_table(g, row);
+    for (int32_t i = 0; i < r->n_blocks; i++)
+        g->scratch[i] = table[r->n_blocks - 1 - i];
+    block_pool_free(g->pool, g->scratch, r->n_blocks);
+    *r = (kv_group_row){0};
+    g->n_holders--;
+}

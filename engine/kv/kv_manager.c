@@ -1,0 +1,322 @@
+/* allocate_slots in its exact order (AL). Counting comes before any change, so that a refusal
+ * leaves references, lists and cache as they were and may be tried again in the next step.
+ *
+ * Blocks are published when they are scheduled, not when they are written. That is sound because
+ * steps run in order on the worker, and it lets two equal prompts of one step share blocks. The
+ * price: when a scheduled request is un-scheduled or its computation fails, kv_manager_free must
+ * take back what was published too early. */
+#include "engine/kv/kv_manager.h"
+
+#include <string.h>
+
+#include "common/mem.h"
+
+struct kv_manager {
+    block_pool *pool;
+    kv_coordinator *coordinator;
+    kv_zero_list zero_list;
+    int32_t max_model_len;
+    int32_t max_holders;
+    int32_t *free_rows; /* [max_holders], a stack */
+    int32_t n_free_rows;
+    int32_t *promised; /* [max_holders], blocks that the row's prefill has still to take */
+    int32_t *targets;  /* [max_holders], tokens the row was admitted with */
+    int32_t n_promised;
+    kv_hit hit;      /* result of the last lookup */
+    int32_t *counts; /* [n_blocks], scratch, all 0 between calls */
+};
+
+static pgd_err create_parts(kv_manager *m, const kv_manager_opts *opts)
+{
+    PGD_TRY(block_pool_create(&m->pool, opts->n_blocks, opts->enable_caching));
+    size_t n_blocks = (size_t)opts->n_blocks;
+    m->zero_list.ids = mem_calloc(n_blocks, sizeof *m->zero_list.ids);
+    m->zero_list.is_listed = mem_calloc(n_blocks, sizeof *m->zero_list.is_listed);
+    m->counts = mem_calloc(n_blocks, sizeof *m->counts);
+    size_t n_rows = (size_t)m->max_holders;
+    m->free_rows = mem_calloc(n_rows, sizeof *m->free_rows);
+    m->promised = mem_calloc(n_rows, sizeof *m->promised);
+    m->targets = mem_calloc(n_rows, sizeof *m->targets);
+    if (m->zero_list.ids == NULL || m->zero_list.is_listed == NULL || m->counts == NULL ||
+        m->free_rows == NULL || m->promised == NULL || m->targets == NULL)
+        return PGD_ENOMEM;
+    while (m->n_free_rows < m->max_holders) {
+        m->free_rows[m->n_free_rows] = m->max_holders - 1 - m->n_free_rows;
+        m->n_free_rows++;
+    }
+    kv_coordinator_opts coordinator_opts = {
+        .pool = m->pool,
+        .zero_list = &m->zero_list,
+        .groups = opts->groups,
+        .n_groups = opts->n_groups,
+        .enable_caching = opts->enable_caching,
+        .hash_block_size = opts->hash_block_size,
+        .n_rows = m->max_holders,
+        .max_model_len = opts->max_model_len,
+        .max_batched_tokens = opts->max_batched_tokens,
+    };
+    PGD_TRY(kv_coordinator_create(&m->coordinator, &coordinator_opts));
+    for (int32_t g = 0; g < opts->n_groups; g++) {
+        size_t n_entries = (size_t)m->coordinator->groups[g].max_blocks_per_row;
+        m->hit.blocks[g] = mem_calloc(n_entries, sizeof *m->hit.blocks[g]);
+        if (m->hit.blocks[g] == NULL)
+            return PGD_ENOMEM;
+    }
+    return PGD_OK;
+}
+
+pgd_err kv_manager_create(kv_manager **out, const kv_manager_opts *opts)
+{
+    *out = NULL;
+    if (opts->max_holders < 1 || opts->max_model_len < 1 || opts->n_groups < 1)
+        return PGD_EINVAL;
+    kv_manager *m = mem_calloc(1, sizeof *m);
+    if (m == NULL)
+        return PGD_ENOMEM;
+    m->max_model_len = opts->max_model_len;
+    m->max_holders = opts->max_holders;
+    pgd_err err = create_parts(m, opts);
+    if (err != PGD_OK) {
+        kv_manager_destroy(m);
+        return err;
+    }
+    *out = m;
+    return PGD_OK;
+}
+
+void kv_manager_destroy(kv_manager *m)
+{
+    if (m == NULL)
+        return;
+    kv_coordinator_destroy(m->coordinator);
+    block_pool_destroy(m->pool);
+    for (int32_t g = 0; g < PGD_MAX_KV_GROUPS; g++)
+        mem_free(m->hit.blocks[g]);
+    mem_free(m->zero_list.ids);
+    mem_free(m->zero_list.is_listed);
+    mem_free(m->counts);
+    mem_free(m->free_rows);
+    mem_free(m->promised);
+    mem_free(m->targets);
+    mem_free(m);
+}
+
+const kv_hit *kv_manager_lookup(kv_manager *m, const request *r)
+{
+    int32_t n_hashes = r->skip_prefix_lookup ? 0 : r->n_block_hashes;
+    m->coordinator->ops->lookup(&m->hit, m->coordinator, r->block_hashes, n_hashes,
+                                r->n_tokens - 1);
+    PGD_ASSERTF(m->hit.n_tokens < r->n_tokens, "a hit of %d tokens leaves nothing of %d to compute",
+                m->hit.n_tokens, r->n_tokens);
+    return &m->hit;
+}
+
+static void update_promise(kv_manager *m, int32_t row)
+{
+    int32_t n_left = kv_coordinator_n_needed(m->coordinator, row, NULL, 0, m->targets[row], true);
+    m->n_promised += n_left - m->promised[row];
+    m->promised[row] = n_left;
+}
+
+static void take_row(kv_manager *m, request *r)
+{
+    r->kv_row = m->free_rows[--m->n_free_rows];
+    m->promised[r->kv_row] = 0;
+    m->targets[r->kv_row] = 0;
+}
+
+static void give_row(kv_manager *m, request *r)
+{
+    m->n_promised -= m->promised[r->kv_row];
+    m->promised[r->kv_row] = 0;
+    m->free_rows[m->n_free_rows++] = r->kv_row;
+    r->kv_row = -1;
+}
+
+/* Tail of every group's table from n_before[g] on. */
+static void fill_block_ids(block_ids_msg *out, const kv_manager *m, int32_t row,
+                           const int32_t *n_before)
+{
+    for (int32_t g = 0; g < m->coordinator->n_groups; g++) {
+        const kv_group_manager *group = &m->coordinator->groups[g];
+        out->n_blocks[g] = group->rows[row].n_blocks - n_before[g];
+        out->ids[g] = kv_group_manager_get_table(group, row) + n_before[g];
+    }
+}
+
+static bool passes_gate(const kv_manager *m, const request *r, const kv_alloc *a,
+                        int32_t n_computed)
+{
+    int32_t n_all = PGD_MIN(r->n_tokens, m->max_model_len);
+    int32_t n_needed =
+        kv_coordinator_n_needed(m->coordinator, r->kv_row, a->hit, n_computed, n_all, true);
+    int32_t n_promised = m->n_promised - (r->kv_row >= 0 ? m->promised[r->kv_row] : 0);
+    return (int64_t)n_needed + a->n_spare_blocks <=
+           (int64_t)block_pool_n_free(m->pool) - n_promised;
+}
+
+bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, const kv_alloc *a)
+{
+    kv_coordinator *c = m->coordinator;
+    bool is_holder = r->kv_row >= 0;
+    PGD_ASSERTF(a->n_new_tokens > 0, "request %llu asks for slots for %d tokens",
+                (unsigned long long)r->id, a->n_new_tokens);
+    PGD_ASSERTF(!(is_holder && a->hit != NULL), "request %llu holds blocks and brings a hit",
+                (unsigned long long)r->id);
+    int32_t n_hit = a->hit != NULL ? a->hit->n_tokens : 0;
+    int32_t n_computed = PGD_MIN(r->num_computed_tokens + n_hit, m->max_model_len);
+    int32_t n_main = n_computed + a->n_new_tokens;
+    int32_t n_need = PGD_MIN(n_main + a->n_lookahead_tokens, m->max_model_len);
+
+    if (a->is_admission && !passes_gate(m, r, a, n_computed))
+        return false;
+    if (is_holder)
+        kv_coordinator_remove_skipped(c, r->kv_row, PGD_MAX(n_computed - a->n_in_flight_tokens, 0));
+    int32_t n_needed = kv_coordinator_n_needed(c, r->kv_row, a->hit, n_computed, n_need, false);
+    if ((int64_t)n_needed + a->n_spare_blocks > block_pool_n_free(m->pool) ||
+        (!is_holder && m->n_free_rows == 0))
+        return false;
+
+    if (!is_holder) {
+        take_row(m, r);
+        kv_coordinator_attach(c, r->kv_row, a->hit, n_computed);
+    }
+    int32_t n_before[PGD_MAX_KV_GROUPS];
+    for (int32_t g = 0; g < c->n_groups; g++)
+        n_before[g] = c->groups[g].rows[r->kv_row].n_blocks;
+    if (a->is_admission)
+        m->targets[r->kv_row] = PGD_MIN(r->n_tokens, m->max_model_len);
+    if (n_needed > 0)
+        kv_coordinator_allocate(c, r->kv_row, n_need);
+    if (a->is_admission || (n_needed > 0 && m->promised[r->kv_row] > 0))
+        update_promise(m, r->kv_row);
+    kv_manager_publish(m, r, PGD_MIN(n_main, r->n_tokens));
+    if (new_blocks != NULL)
+        fill_block_ids(new_blocks, m, r->kv_row, n_before);
+    return true;
+}
+
+void kv_manager_get_table(block_ids_msg *out, const kv_manager *m, const request *r)
+{
+    static const int32_t n_none[PGD_MAX_KV_GROUPS] = {0};
+    PGD_ASSERTF(r->kv_row >= 0, "request %llu holds no blocks", (unsigned long long)r->id);
+    fill_block_ids(out, m, r->kv_row, n_none);
+}
+
+void kv_manager_publish(kv_manager *m, const request *r, int32_t n_tokens)
+{
+    m->coordinator->ops->publish(m->coordinator, r->kv_row, r->block_hashes, r->n_block_hashes,
+                                 n_tokens);
+}
+
+void kv_manager_free(kv_manager *m, request *r, int32_t n_valid_tokens)
+{
+    if (r->kv_row < 0)
+        return;
+    kv_coordinator_unpublish(m->coordinator, r->kv_row, n_valid_tokens);
+    kv_coordinator_free(m->coordinator, r->kv_row);
+    give_row(m, r);
+}
+
+int32_t kv_manager_take_blocks_to_zero(const block_id **ids, kv_manager *m)
+{
+    int32_t n_ids = m->zero_list.n_ids;
+    *ids = m->zero_list.ids;
+    for (int32_t i = 0; i < n_ids; i++)
+        m->zero_list.is_listed[m->zero_list.ids[i]] = 0;
+    m->zero_list.n_ids = 0;
+    return n_ids;
+}
+
+void kv_manager_common_prefix(int32_t *out, const kv_manager *m, const request *r)
+{
+    m->coordinator->ops->common_prefix(out, m->coordinator, r->kv_row);
+}
+
+int32_t kv_manager_n_blocks_for(const kv_manager *m, int32_t n_tokens)
+{
+    return kv_coordinator_n_needed(m->coordinator, -1, NULL, 0, PGD_MIN(n_tokens, m->max_model_len),
+                                   true);
+}
+
+/* Adds (sign 1) or takes back (sign -1) the victim's references in counts; returns how many blocks
+ * reach their full count. */
+static int32_t count_references(kv_manager *m, const request *r, int32_t sign)
+{
+    int32_t n_full = 0;
+    for (int32_t g = 0; g < m->coordinator->n_groups; g++) {
+        const kv_group_manager *group = &m->coordinator->groups[g];
+        const block_id *table = kv_group_manager_get_table(group, r->kv_row);
+        for (int32_t i = 0; i < group->rows[r->kv_row].n_blocks; i++) {
+            if (table[i] == BLOCK_POOL_NULL)
+                continue;
+            m->counts[table[i]] += sign;
+            n_full += m->counts[table[i]] == block_pool_ref_count(m->pool, table[i]);
+        }
+    }
+    return n_full;
+}
+
+bool kv_manager_would_fit(kv_manager *m, const request *r, const kv_hit *hit,
+                          request *const *victims, int32_t n_victims, int32_t n_spare_blocks)
+{
+    int64_t n_free = block_pool_n_free(m->pool) - m->n_promised;
+    for (int32_t i = 0; i < n_victims; i++)
+        n_free += count_references(m, victims[i], 1) + m->promised[victims[i]->kv_row];
+    /* A hit block that only victims hold becomes free, but attaching takes it again. */
+    for (int32_t g = 0; g < m->coordinator->n_groups; g++) {
+        for (int32_t i = 0; i < hit->n_blocks[g]; i++) {
+            block_id id = hit->blocks[g][i];
+            n_free -= m->counts[id] > 0 && m->counts[id] == block_pool_ref_count(m->pool, id);
+        }
+    }
+    for (int32_t i = 0; i < n_victims; i++)
+        count_references(m, victims[i], -1);
+    int32_t n_all = PGD_MIN(r->n_tokens, m->max_model_len);
+    int32_t n_needed = kv_coordinator_n_needed(m->coordinator, -1, hit, hit->n_tokens, n_all, true);
+    return (int64_t)n_needed + n_spare_blocks <= n_free;
+}
+
+int32_t kv_manager_n_promised(const kv_manager *m)
+{
+    return m->n_promised;
+}
+
+const block_pool *kv_manager_get_pool(const kv_manager *m)
+{
+    return m->pool;
+}
+
+bool kv_manager_reset_cache(kv_manager *m)
+{
+    return block_pool_reset_cache(m->pool);
+}
+
+void kv_manager_check(kv_manager *m)
+{
+    block_pool_check(m->pool);
+    int32_t n_blocks = block_pool_n_blocks(m->pool);
+    int32_t n_promised = 0;
+    for (int32_t g = 0; g < m->coordinator->n_groups; g++) {
+        const kv_group_manager *group = &m->coordinator->groups[g];
+        int32_t n_holders = 0;
+        for (int32_t row = 0; row < group->n_rows; row++) {
+            n_holders += group->rows[row].is_holder;
+            const block_id *table = kv_group_manager_get_table(group, row);
+            for (int32_t i = 0; i < group->rows[row].n_blocks; i++)
+                m->counts[table[i]]++;
+        }
+        PGD_ASSERTF(n_holders == group->n_holders && n_holders == m->max_holders - m->n_free_rows,
+                    "group %d: %d rows hold blocks, %d counted, %d rows taken", g, n_holders,
+                    group->n_holders, m->max_holders - m->n_free_rows);
+    }
+    for (int32_t row = 0; row < m->max_holders; row++)
+        n_promised += m->promised[row];
+    PGD_ASSERTF(n_promised == m->n_promised, "%d blocks promised, %d counted", n_promised,
+                m->n_promised);
+    for (block_id id = 1; id < n_blocks; id++)
+        PGD_ASSERTF(m->counts[id] == block_pool_ref_count(m->pool, id),
+                    "block %d is in %d tables and has %d references", id, m->counts[id],
+                    block_pool_ref_count(m->pool, id));
+    memset(m->counts, 0, (size_t)n_blocks * sizeof *m->counts);
+}

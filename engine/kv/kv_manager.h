@@ -1,0 +1,82 @@
+/* KV blocks for requests: prefix lookup, allocation, publication, release (rules AL).
+ *
+ * A request that holds blocks has a row here (request.kv_row); everything is sized at create.
+ * "Promised" blocks: an admitted prefill takes its blocks chunk by chunk, so what it has not taken
+ * yet is counted as spoken for when the next request asks for admission; growing requests may still
+ * take them.
+ * Owns:    pool, coordinator, tables
+ * Thread:  core
+ */
+#ifndef ENGINE_KV_KV_MANAGER_H
+#define ENGINE_KV_KV_MANAGER_H
+
+#include "engine/core/request.h"
+#include "engine/kv/kv_coordinator.h"
+#include "proto/scheduler_output.h"
+
+typedef struct kv_manager kv_manager;
+
+typedef struct kv_manager_opts {
+    int32_t n_blocks;            /* null block included */
+    const kv_group_spec *groups; /* [n_groups], copied */
+    int32_t n_groups;
+    bool enable_caching;
+    int32_t hash_block_size; /* must be the block size when there is one group */
+    int32_t max_holders;     /* requests that hold blocks at the same time */
+    int32_t max_model_len;
+    int32_t max_batched_tokens;
+} kv_manager_opts;
+
+/* Errors: PGD_EINVAL, PGD_ENOMEM, PGD_EUNSUPPORTED (prefix caching over several groups) */
+PGD_MUST_USE pgd_err kv_manager_create(kv_manager **out, const kv_manager_opts *opts);
+void kv_manager_destroy(kv_manager *m);
+
+/* Cached prefix of the request, at most n_tokens - 1 tokens (HS7), empty for skip_prefix_lookup
+ * (HS8). No effect on references or recency. Borrow until the next call. */
+const kv_hit *kv_manager_lookup(kv_manager *m, const request *r);
+
+typedef struct kv_alloc {
+    int32_t n_new_tokens; /* > 0, drafts included */
+    const kv_hit *hit;    /* of kv_manager_lookup; NULL for a request that has a row */
+    int32_t n_lookahead_tokens;
+    int32_t n_in_flight_tokens; /* of num_computed_tokens, those of unfinished steps: still in the
+                                   window (AL4) */
+    int32_t n_spare_blocks;     /* must stay free after this (watermark) */
+    bool is_admission; /* blocks for all of its tokens must be there, those promised to others not
+                          counted */
+} kv_alloc;
+
+/* Makes room for num_computed + hit + n_new tokens and publishes what becomes full (AL1-AL9).
+ * new_blocks, if not NULL, gets the appended ids, a borrow until the row changes. Refusal (false):
+ * nothing changed, except that skipped blocks of a window are gone. */
+PGD_MUST_USE bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r,
+                                      const kv_alloc *a);
+/* The full table of a request that has a row; borrow until the row changes. */
+void kv_manager_get_table(block_ids_msg *out, const kv_manager *m, const request *r);
+/* Publishes full blocks within the first n_tokens tokens (async: tokens that were not known when
+ * scheduled). */
+void kv_manager_publish(kv_manager *m, const request *r, int32_t n_tokens);
+/* Ends the row, if any. Blocks that hold anything beyond the first n_valid tokens are un-published
+ * first: what was scheduled but will never be computed must not be found. */
+void kv_manager_free(kv_manager *m, request *r, int32_t n_valid_tokens);
+/* Ids to zero before the next step, each once; the list starts anew. Borrow until the next
+ * allocation. */
+int32_t kv_manager_take_blocks_to_zero(const block_id **ids, kv_manager *m);
+/* out: [n_groups], leading blocks of the request's tables that every holder shares. */
+void kv_manager_common_prefix(int32_t *out, const kv_manager *m, const request *r);
+
+/* Blocks that a request of n tokens holds at most. */
+int32_t kv_manager_n_blocks_for(const kv_manager *m, int32_t n_tokens);
+/* Whether freeing these requests would let r, which has no row and this hit, be admitted. O(blocks
+ * they hold). */
+bool kv_manager_would_fit(kv_manager *m, const request *r, const kv_hit *hit,
+                          request *const *victims, int32_t n_victims, int32_t n_spare_blocks);
+int32_t kv_manager_n_promised(const kv_manager *m);
+const block_pool *kv_manager_get_pool(const kv_manager *m);
+/* False and no change unless every block is free. */
+bool kv_manager_reset_cache(kv_manager *m);
+/* Integrity, O(n): the pool's, and that each block's references equal the tables that hold it.
+ * Aborts on a fault. */
+void kv_manager_check(kv_manager *m);
+
+#endif

@@ -1,0 +1,69 @@
+/* paged: chooses the sub-command. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "engine/commands.h"
+
+typedef struct command {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *help;
+} command;
+
+static const command commands[] = {
+    {"serve", cmd_serve, "run the daemon: HTTP completions on 127.0.0.1:8000"},
+    {"run", cmd_run, "one completion on the terminal: paged run --model PATH -p PROMPT"},
+    {"bench", cmd_bench, "measure: paged bench latency|throughput --model PATH"},
+    {"inspect", cmd_inspect, "tell what a model file holds and whether this build runs it"},
+    {"config", cmd_config, "check the configuration; --dump prints all of it, annotated"},
+};
+
+static void print_help(FILE *out)
+{
+    fputs("paged " PGD_VERSION_STRING
+          ": serves language models\n\nusage: paged COMMAND [options]\n\n",
+          out);
+    for (size_t i = 0; i < PGD_ARRAY_LEN(commands); i++)
+        fprintf(out, "  %-8s %s\n", commands[i].name, commands[i].help);
+    fputs(
+        "\noptions, each also a line of the file given by --config and a variable PAGED_NAME:\n\n",
+        out);
+    config_help(out);
+}
+
+static bool asks_for_help(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--") == 0)
+            return false;
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+            return true;
+    }
+    return argc >= 2 && strcmp(argv[1], "help") == 0;
+}
+
+int main(int argc, char **argv)
+{
+    signal(SIGPIPE, SIG_IGN); /* a client that leaves is an error of its socket, not a signal */
+    log_init("engine", LOG_INFO);
+    if (asks_for_help(argc, argv)) {
+        print_help(stdout);
+        return 0;
+    }
+    if (argc < 2) {
+        print_help(stderr);
+        return EXIT_STATUS_USAGE;
+    }
+    if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "version") == 0) {
+        puts("paged " PGD_VERSION_STRING);
+        return 0;
+    }
+    for (size_t i = 0; i < PGD_ARRAY_LEN(commands); i++) {
+        if (strcmp(argv[1], commands[i].name) == 0)
+            return commands[i].run(argc - 2, argv + 2);
+    }
+    fprintf(stderr, "paged: unknown command %s; paged --help lists them\n", argv[1]);
+    return EXIT_STATUS_USAGE;
+}

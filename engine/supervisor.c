@@ -1,0 +1,264 @@
+/* posix_spawn, a pidfd and two pipes, all seen by the caller's one poll(). uv_spawn was the
+ * alternative: it would put an event loop into the core thread for this alone, and a SIGCHLD
+ * handler into a process that needs none.
+ *
+ * Order at the end of a child: see that it is dead without reaping (its group id stays reserved),
+ * SIGKILL whatever is left in the group, read the rest of stderr, reap. Only then may the next one
+ * start.
+ */
+#include "engine/supervisor.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/mem.h"
+
+#define N_LAST_LINES 4
+#define LINE_BYTES   512
+
+extern char **environ;
+
+struct supervisor {
+    pid_t pid; /* 0 = none */
+    int pid_fd;
+    int stdin_fd;
+    int stderr_fd;
+    size_t line_bytes; /* of the line being read */
+    char line[LINE_BYTES];
+    char last[N_LAST_LINES][LINE_BYTES];
+    uint64_t n_lines;
+    char epitaph[SUPERVISOR_TEXT_BYTES];
+};
+
+pgd_err supervisor_create(supervisor **out)
+{
+    supervisor *s = mem_calloc(1, sizeof *s);
+    if (s == NULL)
+        return PGD_ENOMEM;
+    s->pid_fd = -1;
+    s->stdin_fd = -1;
+    s->stderr_fd = -1;
+    *out = s;
+    return PGD_OK;
+}
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+void supervisor_destroy(supervisor *s)
+{
+    if (s == NULL)
+        return;
+    supervisor_kill(s);
+    while (!supervisor_poll(s)) {
+        struct pollfd p = {.fd = s->pid_fd, .events = POLLIN};
+        (void)poll(&p, 1, 20);
+    }
+    mem_free(s);
+}
+
+/* --- start
+ * --------------------------------------------------------------------------------------------------------
+ */
+
+static int spawn(pid_t *pid, const char *path, const char *const argv[], int stdin_fd,
+                 int stderr_fd)
+{
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attr;
+    sigset_t none;
+    sigset_t defaults;
+    int rv = posix_spawn_file_actions_init(&actions);
+    if (rv != 0)
+        return rv;
+    if ((rv = posix_spawnattr_init(&attr)) != 0) {
+        posix_spawn_file_actions_destroy(&actions);
+        return rv;
+    }
+    /* Threads here have every signal blocked and SIGPIPE ignored; the child starts with neither. */
+    sigemptyset(&none);
+    sigfillset(&defaults);
+    sigdelset(&defaults, SIGKILL);
+    sigdelset(&defaults, SIGSTOP);
+    if ((rv = posix_spawn_file_actions_adddup2(&actions, stdin_fd, STDIN_FILENO)) == 0 &&
+        (rv = posix_spawn_file_actions_adddup2(&actions, stderr_fd, STDOUT_FILENO)) == 0 &&
+        (rv = posix_spawn_file_actions_adddup2(&actions, stderr_fd, STDERR_FILENO)) == 0 &&
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 34)
+        (rv = posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1)) == 0 &&
+#endif
+        (rv = posix_spawnattr_setsigmask(&attr, &none)) == 0 &&
+        (rv = posix_spawnattr_setsigdefault(&attr, &defaults)) == 0 &&
+        (rv = posix_spawnattr_setpgroup(&attr, 0)) == 0 &&
+        (rv = posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
+                                                  POSIX_SPAWN_SETPGROUP)) == 0)
+        rv = posix_spawn(pid, path, &actions, &attr, (char *const *)(void *)argv, environ);
+    posix_spawnattr_destroy(&attr);
+    posix_spawn_file_actions_destroy(&actions);
+    return rv;
+}
+
+static pgd_err fail_start(supervisor *s, pgd_why *why, const char *path, int error, int in[2],
+                          int err[2])
+{
+    for (int i = 0; i < 2; i++) {
+        close_fd(&in[i]);
+        close_fd(&err[i]);
+    }
+    s->pid = 0;
+    return pgd_fail(why, error == ENOENT ? PGD_ENOENT : PGD_EIO, "cannot start %s: %s%s", path,
+                    strerror(error),
+                    error == ENOENT ? "; set worker_path to the paged-worker binary" : "");
+}
+
+pgd_err supervisor_start(supervisor *s, const char *path, const char *const argv[],
+                         const char *stdin_text, pgd_why *why)
+{
+    int in[2] = {-1, -1};
+    int err[2] = {-1, -1};
+    PGD_ASSERTF(s->pid == 0, "supervisor: child %ld has not been reaped", (long)s->pid);
+    if (pipe2(in, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0)
+        return fail_start(s, why, path, errno, in, err);
+    (void)fcntl(err[0], F_SETFL, O_NONBLOCK);
+    /* A few hundred bytes into an empty pipe never block. */
+    size_t n_text = strlen(stdin_text);
+    PGD_ASSERT(n_text < 4096);
+    if (write(in[1], stdin_text, n_text) != (ssize_t)n_text)
+        return fail_start(s, why, path, errno, in, err);
+    int rv = spawn(&s->pid, path, argv, in[0], err[1]);
+    if (rv != 0)
+        return fail_start(s, why, path, rv, in, err);
+    close_fd(&in[0]);
+    close_fd(&err[1]);
+    s->stdin_fd = in[1];
+    s->stderr_fd = err[0];
+    /* Without pidfds (before Linux 5.3) the end of stderr and the caller's regular polls tell. */
+    s->pid_fd = (int)syscall(SYS_pidfd_open, s->pid, 0);
+    s->line_bytes = 0;
+    s->n_lines = 0;
+    s->epitaph[0] = 0;
+    return PGD_OK;
+}
+
+/* --- stderr
+ * -------------------------------------------------------------------------------------------------------
+ */
+
+static void end_line(supervisor *s)
+{
+    char *kept = s->last[s->n_lines++ % N_LAST_LINES];
+    memcpy(kept, s->line, s->line_bytes);
+    kept[s->line_bytes] = 0;
+    s->line[s->line_bytes++] = '\n';
+    ssize_t n = write(STDERR_FILENO, s->line, s->line_bytes);
+    (void)n; /* nowhere to tell that stderr is gone */
+    s->line_bytes = 0;
+}
+
+static void carry_stderr(supervisor *s)
+{
+    char buf[4096];
+    /* Bounded, so that a worker that floods its stderr cannot hold this thread. */
+    for (int turn = 0; turn < 16 && s->stderr_fd >= 0; turn++) {
+        ssize_t n = read(s->stderr_fd, buf, sizeof buf);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return;
+        if (n == 0)
+            close_fd(&s->stderr_fd);
+        for (ssize_t i = 0; i < n; i++) {
+            if (buf[i] == '\n' || s->line_bytes == LINE_BYTES - 2)
+                end_line(s);
+            if (buf[i] != '\n')
+                s->line[s->line_bytes++] = buf[i];
+        }
+        if (n == 0 && s->line_bytes > 0)
+            end_line(s);
+    }
+}
+
+/* --- end
+ * ----------------------------------------------------------------------------------------------------------
+ */
+
+static void write_epitaph(supervisor *s, int status)
+{
+    size_t cap = sizeof s->epitaph;
+    int n;
+    if (WIFSIGNALED(status))
+        n = snprintf(s->epitaph, cap, "killed by signal %d (%s)", WTERMSIG(status),
+                     strsignal(WTERMSIG(status)));
+    else
+        n = snprintf(s->epitaph, cap, "exited with status %d", WEXITSTATUS(status));
+    uint64_t n_kept = PGD_MIN(s->n_lines, N_LAST_LINES);
+    for (uint64_t i = s->n_lines - n_kept; i < s->n_lines && n > 0 && (size_t)n < cap; i++) {
+        const char *lead = i == s->n_lines - n_kept ? "; it said: " : " | ";
+        n += snprintf(s->epitaph + n, cap - (size_t)n, "%s%s", lead, s->last[i % N_LAST_LINES]);
+    }
+}
+
+bool supervisor_poll(supervisor *s)
+{
+    siginfo_t info = {0};
+    int status = 0;
+    if (s->pid == 0)
+        return true;
+    carry_stderr(s);
+    if (waitid(P_PID, (id_t)s->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0)
+        return false;
+    (void)kill(-s->pid, SIGKILL);
+    carry_stderr(s);
+    if (s->stderr_fd >= 0 && s->line_bytes > 0)
+        end_line(s);
+    pid_t got;
+    do
+        got = waitpid(s->pid, &status, 0);
+    while (got < 0 && errno == EINTR);
+    write_epitaph(s, status);
+    close_fd(&s->pid_fd);
+    close_fd(&s->stdin_fd);
+    close_fd(&s->stderr_fd);
+    s->pid = 0;
+    return true;
+}
+
+int supervisor_get_fds(const supervisor *s, int fds[SUPERVISOR_MAX_FDS])
+{
+    int n = 0;
+    if (s->pid_fd >= 0)
+        fds[n++] = s->pid_fd;
+    if (s->stderr_fd >= 0)
+        fds[n++] = s->stderr_fd;
+    return n;
+}
+
+void supervisor_kill(supervisor *s)
+{
+    if (s->pid == 0)
+        return;
+    (void)kill(-s->pid, SIGKILL);
+    (void)kill(s->pid, SIGKILL); /* the group may not exist yet */
+}
+
+pid_t supervisor_get_pid(const supervisor *s)
+{
+    return s->pid;
+}
+
+const char *supervisor_get_epitaph(const supervisor *s)
+{
+    return s->epitaph;
+}

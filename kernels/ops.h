@@ -1,0 +1,44 @@
+/* The table of operations that the decoder is written in; filled once by ops_cpu.c (later
+ * ops_cuda.cu).
+ *
+ * Every op takes an args struct of device pointers and a kernel_ctx, is ordered by the ctx, never
+ * allocates, never waits for the host. Each family's header has formula, shapes, types and limits.
+ * An op with little work runs on the calling thread alone.
+ * Thread:  the worker's main thread
+ */
+#ifndef KERNELS_OPS_H
+#define KERNELS_OPS_H
+
+#include "kernels/attention.h"
+#include "kernels/embed.h"
+#include "kernels/kv_write.h"
+#include "kernels/kv_zero.h"
+#include "kernels/matmul.h"
+#include "kernels/rmsnorm.h"
+#include "kernels/rope.h"
+#include "kernels/sample.h"
+#include "kernels/silu_mul.h"
+
+PGD_BEGIN_C
+
+typedef struct kernel_ops {
+    const char *name; /* "cpu avx512vnni" */
+    const matmul_impl *matmul;
+    pgd_err (*embed)(const embed_args *args, kernel_ctx *ctx);
+    pgd_err (*rmsnorm)(const rmsnorm_args *args, kernel_ctx *ctx);
+    pgd_err (*rope)(const rope_args *args, kernel_ctx *ctx);
+    pgd_err (*kv_write)(const kv_write_args *args, kernel_ctx *ctx);
+    pgd_err (*kv_zero)(const kv_zero_args *args, kernel_ctx *ctx);
+    pgd_err (*attention)(const attention_args *args, kernel_ctx *ctx);
+    pgd_err (*silu_mul)(const silu_mul_args *args, kernel_ctx *ctx);
+    pgd_err (*sample)(const sample_args *args, kernel_ctx *ctx);
+    /* Bytes of ctx->workspace that the op of the same name needs. */
+    size_t (*attention_workspace_bytes)(const attention_limits *limits);
+    size_t (*sample_workspace_bytes)(int32_t vocab_size, int32_t n_threads);
+} kernel_ops;
+
+/* Static storage. PGD_EUNSUPPORTED when this build or machine lacks the level. */
+PGD_MUST_USE pgd_err ops_cpu_get(const kernel_ops **out, cpu_isa isa);
+
+PGD_END_C
+#endif

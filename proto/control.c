@@ -1,0 +1,96 @@
+/* Field tables of the control messages. Everything here is fixed-size: control frames need no
+ * limits and no scratch. */
+#include "proto/control.h"
+
+#include "common/model/dtype.h"
+
+static const wire_field HELLO_FIELDS[] = {
+    W_U32(hello_msg, protocol_version, 0, UINT32_MAX),
+    W_U32(hello_msg, rank, 0, 1023),
+    W_U64(hello_msg, pid),
+    W_FIXED(hello_msg, token, WIRE_KIND_U8, 1, CONTROL_TOKEN_BYTES, 0, 255),
+    W_STRING(hello_msg, version),
+    W_STRING(hello_msg, device),
+    W_STRING(hello_msg, device_name),
+    W_U64(hello_msg, memory_total_bytes),
+    W_U64(hello_msg, memory_free_bytes),
+};
+
+static const wire_field LOAD_FIELDS[] = {
+    W_STRING(load_msg, model_path),
+    W_I32(load_msg, kv_dtype, DTYPE_F32, DTYPE_BF16),
+    W_I32(load_msg, block_size, 1, 1024),
+    W_I32(load_msg, max_model_len, 1, INT32_MAX),
+    W_I32(load_msg, max_num_seqs, 1, 1 << 20),
+    W_I32(load_msg, max_num_batched_tokens, 1, INT32_MAX),
+    W_I32(load_msg, max_logprobs, 0, PGD_MAX_LOGPROBS),
+    W_I32(load_msg, n_threads, 0, 4096),
+    W_U8(load_msg, pin_threads, 0, 1),
+    W_U32(load_msg, sim_step_us, 0, UINT32_MAX),
+    W_U32(load_msg, sim_token_us, 0, UINT32_MAX),
+    W_I32(load_msg, sim_vocab_size, 0, INT32_MAX),
+};
+
+static const wire_field LOAD_PROGRESS_FIELDS[] = {
+    W_U64(load_progress_msg, done_bytes),
+    W_U64(load_progress_msg, total_bytes),
+};
+
+static const wire_field LOAD_DONE_FIELDS[] = {
+    W_U64(load_done_msg, weight_bytes),
+    W_U64(load_done_msg, memory_free_bytes),
+    W_U64(load_done_msg, kv_page_bytes),
+    W_I32(load_done_msg, n_kv_groups, 1, PGD_MAX_KV_GROUPS),
+    W_FIXED(load_done_msg, n_layers_per_group, WIRE_KIND_I32, 4, PGD_MAX_KV_GROUPS, 0, 4096),
+    W_I32(load_done_msg, vocab_size, 1, INT32_MAX),
+    W_FIXED(load_done_msg, model_fingerprint, WIRE_KIND_U8, 1, 32, 0, 255),
+    W_U64(load_done_msg, load_us),
+};
+
+static const wire_field KV_CONFIG_FIELDS[] = {
+    W_I32(kv_config_msg, n_blocks, 2, INT32_MAX),
+    W_I32(kv_config_msg, n_groups, 1, PGD_MAX_KV_GROUPS),
+    W_I32(kv_config_msg, block_size, 1, 1024),
+    W_I32(kv_config_msg, max_model_len, 1, INT32_MAX),
+};
+
+static const wire_field KV_READY_FIELDS[] = {
+    W_U64(kv_ready_msg, kv_bytes),
+};
+
+static const wire_field HEARTBEAT_FIELDS[] = {
+    W_U64(heartbeat_msg, progress),
+    W_U64(heartbeat_msg, last_step_id),
+};
+
+static const wire_field ERROR_FIELDS[] = {
+    W_SCALAR(error_msg, err, WIRE_KIND_I32, 4, -1000, 0, 0),
+    W_U8(error_msg, is_fatal, 0, 2),
+    W_STRING(error_msg, text),
+};
+
+#define RECORD(lower, table)                                                           \
+    const wire_record control_##lower##_record = {#lower, table, PGD_ARRAY_LEN(table), \
+                                                  sizeof(lower##_msg)}
+
+RECORD(hello, HELLO_FIELDS);
+RECORD(load, LOAD_FIELDS);
+RECORD(load_progress, LOAD_PROGRESS_FIELDS);
+RECORD(load_done, LOAD_DONE_FIELDS);
+RECORD(kv_config, KV_CONFIG_FIELDS);
+RECORD(kv_ready, KV_READY_FIELDS);
+RECORD(heartbeat, HEARTBEAT_FIELDS);
+RECORD(error, ERROR_FIELDS);
+
+#define DEFINE_DECODE(name, type)                                                                 \
+    pgd_err control_decode_##name(name##_msg *out, const void *frame, size_t n_bytes,             \
+                                  pgd_why *why)                                                   \
+    {                                                                                             \
+        return wire_decode(out, NULL, frame, n_bytes, type, &control_##name##_record, NULL, why); \
+    }
+CONTROL_MESSAGES(DEFINE_DECODE)
+
+pgd_err control_decode_pong(heartbeat_msg *out, const void *frame, size_t n_bytes, pgd_why *why)
+{
+    return wire_decode(out, NULL, frame, n_bytes, WIRE_PONG, &control_heartbeat_record, NULL, why);
+}

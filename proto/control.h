@@ -1,0 +1,112 @@
+/* Control messages between engine and worker, everything but the step itself.
+ *
+ * Sequence: worker connects and sends hello; engine answers load; worker sends load_progress any
+ * number of times, then load_done; engine sends kv_config; worker sends kv_ready; then steps.
+ * heartbeat comes unasked from the worker's second thread. A ping (no body) is answered by its main
+ * thread between steps with a pong (a heartbeat_msg), so that a stuck idle worker is seen too.
+ * error ends the incarnation; shutdown (no body) asks the worker to exit 0.
+ * Strings are NUL-terminated fixed arrays, checked when decoded.
+ */
+#ifndef PROTO_CONTROL_H
+#define PROTO_CONTROL_H
+
+#include "proto/wire.h"
+
+#define CONTROL_TOKEN_BYTES 16
+#define CONTROL_PATH_BYTES  1024
+#define CONTROL_TEXT_BYTES  256
+
+typedef struct hello_msg {
+    uint32_t protocol_version;
+    uint32_t rank;
+    uint64_t pid;
+    uint8_t token[CONTROL_TOKEN_BYTES]; /* as given at spawn */
+    char version[32];
+    char device[64];                      /* "cpu", "sim", "cuda:0" */
+    char device_name[CONTROL_TEXT_BYTES]; /* "AMD EPYC, avx512vnni, 2 threads" */
+    uint64_t memory_total_bytes;
+    uint64_t memory_free_bytes;
+} hello_msg;
+
+typedef struct load_msg {
+    char model_path[CONTROL_PATH_BYTES];
+    int32_t kv_dtype; /* dtype of the KV cache: DTYPE_F32, F16, BF16 */
+    int32_t block_size;
+    int32_t max_model_len;
+    int32_t max_num_seqs;
+    int32_t max_num_batched_tokens;
+    int32_t max_logprobs;
+    int32_t n_threads; /* 0 = all CPUs of the affinity mask */
+    uint8_t pin_threads;
+    uint32_t sim_step_us;  /* --device sim: delay per step */
+    uint32_t sim_token_us; /* ... and per scheduled token */
+    int32_t sim_vocab_size;
+} load_msg;
+
+typedef struct load_progress_msg {
+    uint64_t done_bytes;
+    uint64_t total_bytes;
+} load_progress_msg;
+
+/* KV needs, for the engine to compute the number of blocks. */
+typedef struct load_done_msg {
+    uint64_t weight_bytes;
+    uint64_t memory_free_bytes; /* after loading */
+    uint64_t kv_page_bytes;     /* one block of one layer, K and V; a block of the pool takes this
+                                 * times the largest of n_layers_per_group */
+    int32_t n_kv_groups;
+    int32_t n_layers_per_group[PGD_MAX_KV_GROUPS];
+    int32_t vocab_size;
+    uint8_t model_fingerprint[32];
+    uint64_t load_us;
+} load_done_msg;
+
+typedef struct kv_config_msg {
+    int32_t n_blocks; /* null block included */
+    int32_t n_groups;
+    int32_t block_size;
+    int32_t max_model_len; /* effective; at most that of load_msg */
+} kv_config_msg;
+
+typedef struct kv_ready_msg {
+    uint64_t kv_bytes;
+} kv_ready_msg;
+
+/* From the worker's second thread, twice a second, and as pong in answer to a ping. */
+typedef struct heartbeat_msg {
+    uint64_t progress; /* layers done since start; stands still when the device hangs */
+    uint64_t last_step_id;
+} heartbeat_msg;
+
+typedef struct error_msg {
+    int32_t err;      /* pgd_err */
+    uint8_t is_fatal; /* 1: the worker exits after sending; restarting may help. 2: restarting
+                         cannot help (bad model) */
+    char text[512];
+} error_msg;
+
+/* One decoder and one table per message. Decoding checks every range and text, and that the whole
+ * frame is used up; errors as wire_decode.
+ * Thread:  any */
+#define CONTROL_MESSAGES(X)              \
+    X(hello, WIRE_HELLO)                 \
+    X(load, WIRE_LOAD)                   \
+    X(load_progress, WIRE_LOAD_PROGRESS) \
+    X(load_done, WIRE_LOAD_DONE)         \
+    X(kv_config, WIRE_KV_CONFIG)         \
+    X(kv_ready, WIRE_KV_READY)           \
+    X(heartbeat, WIRE_HEARTBEAT)         \
+    X(error, WIRE_ERROR)
+
+#define CONTROL_DECLARE(name, type)                                                                \
+    extern const wire_record control_##name##_record;                                              \
+    PGD_MUST_USE pgd_err control_decode_##name(name##_msg *out, const void *frame, size_t n_bytes, \
+                                               pgd_why *why);
+CONTROL_MESSAGES(CONTROL_DECLARE)
+#undef CONTROL_DECLARE
+
+/* A pong is a heartbeat under another type. */
+PGD_MUST_USE pgd_err control_decode_pong(heartbeat_msg *out, const void *frame, size_t n_bytes,
+                                         pgd_why *why);
+
+#endif

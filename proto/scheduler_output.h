@@ -1,0 +1,106 @@
+/* What the engine tells every worker of a replica to do in one step.
+ *
+ * A plain view: the engine's scheduler fills one that lives in its own arrays; the worker gets one
+ * whose pointers lead into the decoded frame. A preempted row is released; a resumed request is
+ * sent as new with all its tokens and tables. Order on the worker: release finished and preempted
+ * rows, add new, update cached, zero blocks, transfers, forward.
+ * Limits:  n_new + n_cached <= max_num_seqs; total_scheduled_tokens <= max_num_batched_tokens
+ * Owns:    nothing; all pointers are borrows, until the next schedule (engine) or the next frame
+ *          (worker)
+ */
+#ifndef PROTO_SCHEDULER_OUTPUT_H
+#define PROTO_SCHEDULER_OUTPUT_H
+
+#include "common/base.h"
+#include "proto/sampling_params.h"
+
+/* Block ids of one request per KV-cache group. */
+typedef struct block_ids_msg {
+    int32_t n_blocks[PGD_MAX_KV_GROUPS];
+    const block_id *ids[PGD_MAX_KV_GROUPS];
+} block_ids_msg;
+
+/* An encoder input that this step computes for a request (multimodal and encoder-decoder models).
+ */
+typedef struct encoder_input_msg {
+    uint64_t request_id;
+    int32_t input_idx;
+    int32_t n_tokens;
+} encoder_input_msg;
+
+typedef struct new_request_msg {
+    uint64_t request_id;
+    uint32_t request_epoch;
+    int32_t n_prompt_tokens;   /* of the original prompt: output position = token index -
+                                  n_prompt_tokens */
+    int32_t n_tokens;          /* prompt and, after a preemption, outputs so far */
+    const token_id *tokens;    /* [n_tokens] */
+    int32_t n_computed_tokens; /* prefix hit: KV of these is already in the blocks */
+    int32_t n_scheduled_tokens;
+    sampling_params params;
+    block_ids_msg blocks; /* full tables, entries may be the null block (0) */
+} new_request_msg;
+
+typedef struct cached_request_msg {
+    uint64_t request_id;
+    int32_t n_computed_tokens;    /* before this step */
+    int32_t n_scheduled_tokens;   /* drafts included */
+    int32_t n_draft_tokens;       /* of n_scheduled_tokens, the last ones */
+    const token_id *draft_tokens; /* [n_draft_tokens] or NULL: the worker's own drafts */
+    block_ids_msg new_blocks;     /* appended to the tables */
+} cached_request_msg;
+
+typedef enum kv_transfer_kind {
+    KV_TRANSFER_LOAD = 1,
+    KV_TRANSFER_STORE = 2,
+    KV_TRANSFER_FLUSH = 3
+} kv_transfer_kind;
+
+typedef struct kv_transfer_msg {
+    uint64_t job_id;
+    kv_transfer_kind kind;
+    int32_t n_blocks;
+    const block_id *device_blocks; /* [n_blocks] */
+    const int32_t *medium_blocks;  /* [n_blocks] */
+} kv_transfer_msg;
+
+typedef struct scheduler_output {
+    uint64_t step_id;
+    int32_t total_scheduled_tokens;
+    int32_t n_groups;
+
+    int32_t n_new;
+    const new_request_msg *new_requests;
+    int32_t n_cached;
+    const cached_request_msg *cached_requests;
+    int32_t n_finished;
+    const uint64_t *finished_ids;
+    int32_t n_preempted;
+    const uint64_t *preempted_ids;
+
+    int32_t n_blocks_to_zero;
+    const block_id *blocks_to_zero;
+    int32_t n_common_prefix_blocks[PGD_MAX_KV_GROUPS];
+
+    int32_t n_transfers;
+    const kv_transfer_msg *transfers;
+    int32_t n_encoder_inputs;
+    const encoder_input_msg *encoder_inputs;
+    size_t grammar_bitmask_bytes; /* 0 = none; rows in order of new_requests then cached_requests */
+    const void *grammar_bitmask;
+} scheduler_output;
+
+extern const wire_record scheduler_output_record;
+
+/* Scratch that scheduler_output_decode can need at most. */
+size_t scheduler_output_scratch_bytes(const wire_limits *limits);
+/* Upper bound of an encoded step, for RECVMAXSZ. */
+size_t scheduler_output_max_frame_bytes(const wire_limits *limits);
+/* Checks every range against limits and the totals against each other. Never allocates.
+ * Errors:  PGD_EUNSUPPORTED (version), PGD_EPROTO, PGD_EINVAL (frame not aligned)
+ * Thread:  any */
+PGD_MUST_USE pgd_err scheduler_output_decode(scheduler_output *out, wire_scratch *scratch,
+                                             const void *frame, size_t n_bytes,
+                                             const wire_limits *limits, pgd_why *why);
+
+#endif

@@ -1,0 +1,457 @@
+"""Writes tests/data/models/<name>-tiny/ and tests/golden/logits/<name>-tiny.bin.
+
+Each model has random weights from a seed, scaled so that attention is neither flat nor one-hot and logits spread over
+some ten units. The reference is transformers in F32 with eager attention; the same model in F64 says how far F32 itself
+is off. Prompts are chosen so that no greedy step is close to a tie.
+"""
+
+import json
+import math
+import shutil
+import tempfile
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import save as safetensors_save
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import corpus
+import small_tokenizers as st
+from goldenio import GOLDEN, MODELS, save, write_logits
+
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
+
+COMMON = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 2048,
+    "mlp_bias": False,
+    "rms_norm_eps": 1e-5,
+    "use_cache": True,
+}
+
+# `store` is the type in the safetensors file; weights are rounded to `exact` first, so that every file holds the same
+# numbers. exact=float32 keeps all 24 bits: a reader that goes through a shorter type is found out.
+SPECS = {
+    "llama31": {
+        "store": torch.float32,
+        "exact": torch.float16,
+        "gguf": {"f32": gguf.GGMLQuantizationType.F32, "f16": gguf.GGMLQuantizationType.F16},
+        "config": {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "vocab_size": 512,
+            "rope_theta": 10000.0,
+            "rope_scaling": {
+                "factor": 8.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 64,
+                "rope_type": "llama3",
+            },
+            "tie_word_embeddings": False,
+            "bos_token_id": 507,
+            "eos_token_id": [508, 511],
+            "torch_dtype": "float32",
+        },
+        "tokenizer": {"bos": "<|begin_of_text|>", "eos": "<|eot_id|>", "chat_template": st.LLAMA3_CHAT, "add_bos": True},
+        "pre": "llama-bpe",
+    },
+    "mistral": {
+        "store": torch.float32,
+        "exact": torch.float32,
+        "shards": 2,
+        "gguf": {"f32": gguf.GGMLQuantizationType.F32},
+        "config": {
+            "architectures": ["MistralForCausalLM"],
+            "model_type": "mistral",
+            "hidden_size": 64,
+            "intermediate_size": 160,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "vocab_size": 512,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "torch_dtype": "float32",
+        },
+        "tokenizer": {"bos": "<s>", "eos": "</s>", "chat_template": st.MISTRAL_CHAT, "add_bos": True},
+    },
+    "qwen2": {
+        "store": torch.bfloat16,
+        "exact": torch.bfloat16,
+        "config": {
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "hidden_size": 96,
+            "intermediate_size": 192,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "max_window_layers": 3,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 1024,
+            "use_sliding_window": False,
+            "vocab_size": 512,
+            "rope_theta": 1000000.0,
+            "tie_word_embeddings": True,
+            "bos_token_id": 497,
+            "eos_token_id": 499,
+            "torch_dtype": "bfloat16",
+        },
+        "tokenizer": {"eos": "<|im_end|>", "pad": "<|endoftext|>", "chat_template": st.CHATML},
+    },
+    "qwen3": {
+        "store": torch.float32,
+        "exact": torch.float16,
+        "gguf": {"f32": gguf.GGMLQuantizationType.F32, "f16": gguf.GGMLQuantizationType.F16},
+        "config": {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "layer_types": ["full_attention", "full_attention"],
+            "max_window_layers": 2,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "vocab_size": 512,
+            # the newer way of writing it (transformers 5)
+            "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+            "tie_word_embeddings": True,
+            "bos_token_id": 507,
+            "eos_token_id": 509,
+            "dtype": "float32",
+        },
+        "tokenizer": {"eos": "<|im_end|>", "pad": "<|endoftext|>", "chat_template": st.CHATML},
+        "pre": "qwen2",
+    },
+    "smollm3": {
+        "store": torch.float16,
+        "exact": torch.float16,
+        "config": {
+            "architectures": ["SmolLM3ForCausalLM"],
+            "model_type": "smollm3",
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 5,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "layer_types": ["full_attention"] * 5,
+            "no_rope_layer_interval": 4,
+            "no_rope_layers": [1, 0, 1, 0, 1],
+            "rms_norm_eps": 1e-6,
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "vocab_size": 512,
+            "rope_parameters": {"rope_theta": 50000.0, "rope_type": "default"},
+            "tie_word_embeddings": True,
+            "bos_token_id": 507,
+            "eos_token_id": 509,
+            "pad_token_id": 507,
+            "dtype": "float16",
+        },
+        "tokenizer": {"eos": "<|im_end|>", "pad": "<|endoftext|>", "chat_template": st.CHATML},
+    },
+}
+
+PROMPT_LENGTHS = (5, 37, 150)
+POSITIONS = {5: [0, 1, 2, 3, 4], 37: [0, 15, 16, 17, 36], 150: [0, 31, 63, 64, 100, 149]}
+N_GREEDY = 64
+MIN_MARGIN = 1e-3  # of the logit range: ten times what the test allows as error
+
+
+def pretty(d):
+    return json.dumps(d, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def init_weights(model, exact, seed):
+    gen = torch.Generator().manual_seed(seed)
+    heads = model.config.num_hidden_layers
+    with torch.no_grad():
+        for name, p in sorted(model.named_parameters()):
+            x = torch.randn(p.shape, generator=gen, dtype=torch.float32)
+            if name.endswith("norm.weight"):
+                x = 1 + 0.25 * x
+                if "q_norm" in name or "k_norm" in name:
+                    x = 1.3 * x
+                elif name == "model.norm.weight" and model.config.tie_word_embeddings:
+                    x = 5.0 * x
+            elif name.endswith(".bias"):
+                x = 0.5 * x
+            elif "embed_tokens" in name:
+                # Small, so that the epsilon of the first norm matters.
+                x = 0.05 * x
+            elif "lm_head" in name:
+                x = x * 2.0 / math.sqrt(p.shape[1])
+            elif "q_proj" in name or "k_proj" in name:
+                x = x * 1.4 / math.sqrt(p.shape[1])
+            elif "o_proj" in name or "down_proj" in name:
+                x = x * 2.0 / math.sqrt(p.shape[1] * heads)
+            else:
+                x = x * 1.5 / math.sqrt(p.shape[1])
+            p.copy_(x.to(exact).to(torch.float32))
+    return model
+
+
+def logits_of(model, ids):
+    with torch.no_grad():
+        return model(torch.tensor([ids]), use_cache=False).logits[0]
+
+
+def greedy(model, prompt, n):
+    ids, margins = list(prompt), []
+    for _ in range(n):
+        top = torch.topk(logits_of(model, ids)[-1], 2)
+        margins.append(float(top.values[0] - top.values[1]))
+        ids.append(int(top.indices[0]))
+    return ids[len(prompt) :], margins
+
+
+def make_case(model, wide, length, text_ids, vocab):
+    for seed in range(400):
+        rng = np.random.default_rng([length, seed])
+        if length == 37:  # real text
+            at = int(rng.integers(0, len(text_ids) - length))
+            prompt = text_ids[at : at + length]
+        else:
+            prompt = rng.integers(0, vocab, length).tolist()
+        logits = logits_of(model, prompt)
+        where = POSITIONS[length]
+        spread = float(logits[where].max() - logits[where].min())
+        tokens, margins = greedy(model, prompt, N_GREEDY)
+        if min(margins) < MIN_MARGIN * spread or len(set(tokens)) < 8:
+            continue
+        error = float((logits_of(wide, prompt) - logits).abs().max()) / spread
+        print(
+            f"  {length} tokens: range {spread:.2f}, smallest margin {min(margins) / spread:.1e} of it, "
+            f"F32 against F64 {error:.1e}, {len(set(tokens))} distinct greedy tokens, seed {seed}"
+        )
+        return {"prompt": prompt, "positions": where, "greedy": tokens, "margin": margins, "logits": logits[where].numpy()}
+    raise SystemExit(f"no prompt of {length} tokens with clear greedy steps")
+
+
+def permute(w, heads):
+    """Rows of Q and K from the half-split order of Hugging Face to the interleaved order of GGUF's llama models."""
+    return w.reshape(heads, 2, w.shape[0] // heads // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
+
+
+GGUF_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def gguf_name(name):
+    if name == "model.embed_tokens.weight":
+        return "token_embd.weight"
+    if name == "model.norm.weight":
+        return "output_norm.weight"
+    if name == "lm_head.weight":
+        return "output.weight"
+    _, _, layer, rest = name.split(".", 3)
+    base, kind = rest.rsplit(".", 1)
+    return f"blk.{layer}.{GGUF_NAMES[base]}.{kind}"
+
+
+def llama3_factors(config):
+    """What rope_freqs.weight holds: the number each frequency is divided by."""
+    s, dim = config["rope_scaling"], config["head_dim"]
+    low = s["original_max_position_embeddings"] / s["low_freq_factor"]
+    high = s["original_max_position_embeddings"] / s["high_freq_factor"]
+    out = []
+    for i in range(0, dim, 2):
+        wavelength = 2 * math.pi * config["rope_theta"] ** (i / dim)
+        if wavelength < high:
+            out.append(1.0)
+        elif wavelength > low:
+            out.append(s["factor"])
+        else:
+            t = (s["original_max_position_embeddings"] / wavelength - s["low_freq_factor"]) / (s["high_freq_factor"] - s["low_freq_factor"])
+            out.append(1 / ((1 - t) / s["factor"] + t))
+    return np.array(out, np.float32)
+
+
+def write_gguf(path, name, spec, state, tok, sp):
+    config, kind = COMMON | spec["config"], spec["gguf"][path.name.split(".")[-2]]
+    arch = "qwen3" if config["model_type"] == "qwen3" else "llama"
+    rope = config.get("rope_parameters", config)
+    with tempfile.TemporaryDirectory() as tmp:
+        out = Path(tmp) / "x.gguf"
+        w = gguf.GGUFWriter(out, arch)
+        w.add_type("model")
+        w.add_name(f"{name}-tiny")
+        w.add_block_count(config["num_hidden_layers"])
+        w.add_context_length(config["max_position_embeddings"])
+        w.add_embedding_length(config["hidden_size"])
+        w.add_feed_forward_length(config["intermediate_size"])
+        w.add_head_count(config["num_attention_heads"])
+        w.add_head_count_kv(config["num_key_value_heads"])
+        w.add_rope_freq_base(rope["rope_theta"])
+        w.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        w.add_key_length(config["head_dim"])
+        w.add_value_length(config["head_dim"])
+        w.add_file_type(gguf.LlamaFileType.ALL_F32 if kind == gguf.GGMLQuantizationType.F32 else gguf.LlamaFileType.MOSTLY_F16)
+        if arch == "llama":
+            w.add_vocab_size(config["vocab_size"])
+            w.add_rope_dimension_count(config["head_dim"])
+        w.add_quantization_version(2)
+        t = spec["tokenizer"]
+        if sp:
+            st.gguf_sentencepiece(w, sp)
+        else:
+            st.gguf_byte_level(w, tok, spec["pre"], t.get("bos"), t["eos"], t.get("add_bos", False), config["vocab_size"])
+        w.add_chat_template(t["chat_template"])
+        if "rope_scaling" in config:
+            w.add_tensor("rope_freqs.weight", llama3_factors(config))
+        for key, value in state.items():
+            a = value.to(torch.float32).numpy()
+            if arch == "llama" and "q_proj" in key:
+                a = permute(a, config["num_attention_heads"])
+            if arch == "llama" and "k_proj" in key:
+                a = permute(a, config["num_key_value_heads"])
+            if a.ndim > 1 and kind == gguf.GGMLQuantizationType.F16:
+                a = a.astype(np.float16)
+            w.add_tensor(gguf_name(key), np.ascontiguousarray(a))
+        w.write_header_to_file()
+        w.write_kv_data_to_file()
+        w.write_tensors_to_file()
+        w.close()
+        save(path, out.read_bytes())
+
+
+def write_safetensors(folder, state, shards):
+    meta = {"format": "pt"}
+    if shards == 1:
+        save(folder / "model.safetensors", safetensors_save(state, meta))
+        return
+    total = sum(v.numel() * v.element_size() for v in state.values())
+    groups, size = [{}], 0
+    for k, v in state.items():
+        if size >= total / shards * len(groups):
+            groups.append({})
+        groups[-1][k] = v
+        size += v.numel() * v.element_size()
+    where = {}
+    for i, group in enumerate(groups, 1):
+        file = f"model-{i:05}-of-{len(groups):05}.safetensors"
+        save(folder / file, safetensors_save(group, meta))
+        where |= {k: file for k in group}
+    save(folder / "model.safetensors.index.json", pretty({"metadata": {"total_size": total}, "weight_map": where}))
+
+
+def sensitivity(name, model, case):
+    """How far the logits move when something is wrong: the test must see each of these."""
+    config = model.config
+    ids, want = case["prompt"], torch.tensor(case["logits"])
+    spread = float(want.max() - want.min())
+
+    def off():
+        return float((logits_of(model, ids)[case["positions"]] - want).abs().max()) / spread
+
+    rotary = model.model.rotary_emb
+    keep = rotary.inv_freq.clone()
+    d = torch.arange(0, len(keep), dtype=torch.float32) / len(keep)
+    out = {}
+    if config.rope_parameters["rope_type"] != "default":
+        rotary.inv_freq.copy_(config.rope_parameters["rope_theta"] ** -d)
+        out["no rope scaling"] = off()
+    rotary.inv_freq.copy_(keep * 1.01**-d)
+    out["theta 1 % off"] = off()
+    rotary.inv_freq.copy_(keep)
+    for m in model.modules():
+        if hasattr(m, "variance_epsilon"):
+            m.variance_epsilon *= 10
+    out["epsilon x 10"] = off()
+    for m in model.modules():
+        if hasattr(m, "variance_epsilon"):
+            m.variance_epsilon /= 10
+    if config.model_type == "smollm3":
+        for layer in model.model.layers:
+            layer.self_attn.use_rope = 1
+        out["rope in all layers"] = off()
+        for i, layer in enumerate(model.model.layers):
+            layer.self_attn.use_rope = config.no_rope_layers[i]
+    print("  sensitivity: " + ", ".join(f"{k} {v:.1e}" for k, v in out.items()))
+
+
+def make(name, tok, sp):
+    spec = SPECS[name]
+    folder = MODELS / f"{name}-tiny"
+    shutil.rmtree(folder, ignore_errors=True)
+    config = COMMON | spec["config"]
+    if config["model_type"] in ("qwen2", "qwen3"):
+        config.pop("mlp_bias")
+    if config["model_type"] == "qwen2":
+        config.pop("attention_bias")
+    save(folder / "config.json", pretty(config))
+    generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"], "do_sample": True}
+    generation |= {"temperature": 0.6, "top_p": 0.9, "transformers_version": "5.24.0"}
+    if name == "qwen3":
+        generation |= {"top_k": 20}
+    save(folder / "generation_config.json", pretty(generation))
+    save(folder / "tokenizer.json", st.tokenizer_json(tok, string_merges=name in ("llama31", "qwen2")))
+    save(folder / "tokenizer_config.json", st.tokenizer_config(**spec["tokenizer"]))
+
+    from transformers import AutoConfig
+
+    cfg = AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(cfg, attn_implementation="eager", dtype=torch.float32)
+    seed = sum(name.encode())
+    model = init_weights(model, spec["exact"], seed).eval()
+    state = {k: v.to(spec["store"]).contiguous() for k, v in model.state_dict().items()}
+    if config["tie_word_embeddings"]:
+        state.pop("lm_head.weight")
+    assert all(torch.equal(v.float(), model.state_dict()[k]) for k, v in state.items())
+    write_safetensors(folder, state, spec.get("shards", 1))
+    for kind in spec.get("gguf", {}):
+        write_gguf(folder / f"{name}-tiny.{kind}.gguf", name, spec, state, tok, sp)
+
+    # The reference reads the files just written.
+    ref = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    assert all(torch.equal(v, model.state_dict()[k]) for k, v in ref.state_dict().items())
+    wide = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64).eval()
+    assert not hasattr(cfg, "no_rope_layers") or [m.self_attn.use_rope for m in ref.model.layers] == cfg.no_rope_layers
+    text_ids = tok.encode(corpus.english(), add_special_tokens=False).ids
+    hf = AutoTokenizer.from_pretrained(folder)
+    assert hf(corpus.english(), add_special_tokens=False)["input_ids"] == text_ids
+    print(f"{name}: {sum(v.numel() for v in state.values())} weights, text of {len(text_ids)} tokens")
+    cases = [make_case(ref, wide, n, text_ids, tok.get_vocab_size()) for n in PROMPT_LENGTHS]
+    sensitivity(name, ref, cases[-1])
+    write_logits(GOLDEN / "logits" / f"{name}-tiny.bin", config["vocab_size"], cases)
+
+
+def main():
+    for name, (tok, sp) in st.model_tokenizers().items():
+        make(name, tok, sp)
+
+
+main()

@@ -1,0 +1,349 @@
+"""The HTTP surface against real sockets: shapes, errors, framing, abuse."""
+import concurrent.futures
+import json
+import socket
+import time
+
+import pytest
+
+
+def raw(daemon, data, timeout=20):
+    """Sends bytes, returns everything until the server closes."""
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=timeout) as s:
+        s.sendall(data)
+        out = b""
+        while chunk := s.recv(65536):
+            out += chunk
+        return out
+
+
+def error_of(answer):
+    assert set(answer) == {"error"}
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    return answer["error"]
+
+
+def test_completion_shape(tiny):
+    answer = tiny.complete("And God said,", max_tokens=8, temperature=0)
+    assert answer["object"] == "text_completion" and answer["id"].startswith("cmpl-")
+    choice = answer["choices"][0]
+    assert choice["index"] == 0 and choice["finish_reason"] in ("length", "stop") and choice["logprobs"] is None
+    usage = answer["usage"]
+    assert usage["completion_tokens"] <= 8 and usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def test_stream_equals_whole(tiny):
+    params = {"max_tokens": 40, "temperature": 0.8, "seed": 5}
+    whole = tiny.text("In the beginning", **params)
+    events = list(tiny.stream("In the beginning", stream_options={"include_usage": True}, **params))
+    assert "".join(e["choices"][0]["text"] for e in events if e["choices"]) == whole
+    assert [e["usage"] for e in events[:-1]] == [None] * (len(events) - 1)
+    assert events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] == 40
+    finishes = [e["choices"][0]["finish_reason"] for e in events if e["choices"]]
+    assert finishes[-1] == "length" and set(finishes[:-1]) <= {None}
+    assert len({e["id"] for e in events}) == 1
+
+
+def test_no_usage_unless_asked(tiny):
+    for options in ({}, {"stream_options": {"include_usage": False}}):
+        assert not any("usage" in e for e in tiny.stream("a", max_tokens=4, **options))
+
+
+def test_token_id_prompts_and_choices(tiny):
+    ids = tiny.complete("The sea", max_tokens=1, temperature=0, return_token_ids=True)
+    assert len(ids["choices"][0]["token_ids"]) == 1
+    answer = tiny.complete([[100, 101], [102]], max_tokens=3, temperature=1, n=2, seed=1)
+    assert [c["index"] for c in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"]["prompt_tokens"] == 3 and answer["usage"]["completion_tokens"] <= 12
+    first = list(tiny.stream(["a", "b"], n=2, max_tokens=6, seed=3))
+    finals = [c["index"] for e in first for c in e["choices"] if c["finish_reason"]]
+    assert sorted(finals) == [0, 1, 2, 3]
+
+
+def test_stop_string_is_held_back(tiny):
+    full = tiny.text("And the LORD said", max_tokens=40, temperature=0)
+    stop = full[7:13]
+    at = full.index(stop)
+    answer = tiny.complete("And the LORD said", max_tokens=40, temperature=0, stop=[stop])["choices"][0]
+    assert answer["text"] == full[:at] and answer["finish_reason"] == "stop" and answer["stop_reason"] == stop
+    streamed = list(tiny.stream("And the LORD said", max_tokens=40, temperature=0, stop=stop))
+    assert "".join(e["choices"][0]["text"] for e in streamed) == full[:at]
+    kept = tiny.text("And the LORD said", max_tokens=40, temperature=0, stop=stop, include_stop_str_in_output=True)
+    assert kept == full[: at + len(stop)]
+
+
+def test_logprobs(tiny):
+    choice = tiny.complete("And God", max_tokens=5, temperature=0, logprobs=3)["choices"][0]
+    lp = choice["logprobs"]
+    assert len(lp["tokens"]) == len(lp["token_logprobs"]) == len(lp["top_logprobs"]) == len(lp["text_offset"]) == 5
+    assert "".join(lp["tokens"]) == choice["text"]
+    for token, value, top in zip(lp["tokens"], lp["token_logprobs"], lp["top_logprobs"]):
+        assert len(top) == 3 and top[token] == value == max(top.values()) and value <= 0
+    assert lp["text_offset"][0] == 0 and lp["text_offset"] == sorted(lp["text_offset"])
+    zero = tiny.complete("And God", max_tokens=2, temperature=0, logprobs=0)["choices"][0]["logprobs"]
+    assert [list(t) for t in zero["top_logprobs"]] == [[t] for t in zero["tokens"]]
+
+
+def test_seed_and_sampling(tiny):
+    a = tiny.text("The king", max_tokens=20, temperature=1, seed=42)
+    assert a == tiny.text("The king", max_tokens=20, temperature=1, seed=42)
+    others = {tiny.text("The king", max_tokens=20, temperature=1, seed=s) for s in range(8)}
+    assert len(others) > 4
+    assert tiny.text("The king", max_tokens=20, temperature=1, top_k=1) == tiny.text("The king", max_tokens=20, temperature=0)
+
+
+def test_logit_bias_forces_and_bans(tiny):
+    ids = tiny.complete("The", max_tokens=3, temperature=0, logit_bias={"300": 100}, return_token_ids=True)
+    assert ids["choices"][0]["token_ids"] == [300, 300, 300]
+    normal = tiny.complete("The", max_tokens=1, temperature=0, return_token_ids=True)["choices"][0]["token_ids"][0]
+    banned = tiny.complete("The", max_tokens=1, temperature=0, logit_bias={str(normal): -100}, return_token_ids=True)
+    assert banned["choices"][0]["token_ids"][0] != normal
+
+
+def test_stop_token_ids_and_min_tokens(tiny):
+    ids = tiny.complete("The king", max_tokens=6, temperature=0, return_token_ids=True)["choices"][0]["token_ids"]
+    answer = tiny.complete("The king", max_tokens=6, temperature=0, stop_token_ids=[ids[2]], return_token_ids=True)["choices"][0]
+    assert answer["finish_reason"] == "stop" and answer["stop_reason"] == ids[2] and len(answer["token_ids"]) <= 3
+    longer = tiny.complete("The king", max_tokens=6, temperature=0, stop_token_ids=[ids[2]], min_tokens=5,
+                           return_token_ids=True)["choices"][0]
+    assert len(longer["token_ids"]) >= 5 and ids[2] not in longer["token_ids"][:4]
+
+
+def test_cached_tokens_are_told(tiny):
+    prompt = list(range(300, 364))
+    assert tiny.complete(prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert tiny.complete(prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
+    salted = tiny.complete(prompt, max_tokens=1, cache_salt="tenant")
+    assert salted["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize("body,param", [
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [""]}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [1 << 20]}, "prompt"),
+    ({"prompt": [4294967295]}, "prompt"),
+    ({"prompt": [1.5]}, "prompt"),
+    ({"prompt": ["a", 1]}, "prompt"),
+    ({"prompt": 7}, "prompt"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({}, "prompt"),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
+    ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 1.5}, "max_tokens"),
+    ({"prompt": "a", "max_tokens": "8"}, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 2147483647}, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 9e18}, "max_tokens"),
+    ({"prompt": "a", "min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"prompt": "a", "temperature": -0.1}, "temperature"),
+    ({"prompt": "a", "temperature": 2.1}, "temperature"),
+    ({"prompt": "a", "top_p": 0}, "top_p"),
+    ({"prompt": "a", "top_p": 1.1}, "top_p"),
+    ({"prompt": "a", "top_k": -2}, "top_k"),
+    ({"prompt": "a", "top_k": 1.5}, "top_k"),
+    ({"prompt": "a", "min_p": 1.5}, "min_p"),
+    ({"prompt": "a", "presence_penalty": 3}, "presence_penalty"),
+    ({"prompt": "a", "frequency_penalty": -3}, "frequency_penalty"),
+    ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
+    ({"prompt": "a", "n": 0}, "n"),
+    ({"prompt": "a", "n": 2, "temperature": 0}, "n"),
+    ({"prompt": "a", "logprobs": 21}, "logprobs"),
+    ({"prompt": "a", "logprobs": True}, "logprobs"),
+    ({"prompt": "a", "logprobs": "5"}, "logprobs"),
+    ({"prompt": "a", "stop": [""]}, "stop"),
+    ({"prompt": "a", "stop": [1]}, "stop"),
+    ({"prompt": "a", "stop": ["x"] * 17}, "stop"),
+    ({"prompt": "a", "stop_token_ids": [1 << 30]}, "stop_token_ids"),
+    ({"prompt": "a", "logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"abc": 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"99999999": 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"1": 101}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": [1]}, "logit_bias"),
+    ({"prompt": "a", "stream": "yes"}, "stream"),
+    ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
+    ({"prompt": "a", "seed": 1.5}, "seed"),
+    ({"prompt": "a", "seed": 1e30}, "seed"),
+    ({"prompt": "a", "priority": 1}, "priority"),
+    ({"prompt": "a", "cache_salt": ""}, "cache_salt"),
+    ({"prompt": "a", "echo": True}, "echo"),
+    ({"prompt": "a", "suffix": "b"}, "suffix"),
+    ({"prompt": "a", "best_of": 3}, "best_of"),
+    ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format"),
+])
+def test_bad_values_name_the_field(tiny, body, param):
+    status, _, answer = tiny.request("POST", "/v1/completions", body)
+    assert status == 400 and error_of(answer)["param"] == param
+    assert len(error_of(answer)["message"]) > 10
+
+
+@pytest.mark.parametrize("field", ["model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "stop",
+                                   "stop_token_ids", "logit_bias", "logprobs", "stream", "stream_options", "ignore_eos",
+                                   "presence_penalty", "frequency_penalty", "repetition_penalty", "cache_salt", "min_tokens"])
+@pytest.mark.parametrize("value", [[[[]]], {"a": {}}, "text", True, [None], -1e308])
+def test_wrong_types_never_hurt(tiny, field, value):
+    status, _, answer = tiny.request("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1, field: value})
+    assert status in (200, 400, 404), answer
+
+
+@pytest.mark.parametrize("text", ['{"prompt":"a","temperature":NaN}', '{"prompt":"a","temperature":Infinity}',
+                                  '{"prompt":"a","temperature":1e999}', '{"prompt":"a"', '[1,2]', '"x"', '', '{"prompt":"a"}x',
+                                  '{"prompt":"a","max_tokens":01}', "{'prompt':'a'}", '{"prompt":"\xff"}', '{"prompt":"a\x01"}'])
+def test_bad_json_is_400(tiny, text):
+    status, _, answer = tiny.request("POST", "/v1/completions", text.encode("latin-1"))
+    assert status == 400 and error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("depth", [100, 10000, 200000])
+def test_deep_nesting(tiny, depth):
+    body = '{"prompt":"a","x":' + "[" * depth + "]" * depth + "}"
+    status, _, answer = tiny.request("POST", "/v1/completions", body.encode())
+    assert status == 400 and "nested" in error_of(answer)["message"]
+
+
+def test_nul_in_prompt_is_kept(tiny):
+    n = [tiny.complete(p, max_tokens=1)["usage"]["prompt_tokens"] for p in ("ab", "ab\0cd and more text", "ab\0")]
+    assert n[1] > n[2] > n[0]
+
+
+def test_unknown_fields_pass(tiny):
+    tiny.complete("a", max_tokens=1, some_future_field={"x": 1}, user="me")
+
+
+def test_unknown_model_is_404(tiny):
+    status, _, answer = tiny.request("POST", "/v1/completions", {"prompt": "a", "model": "gpt-9"})
+    assert status == 404 and error_of(answer)["code"] == "model_not_found"
+    name = tiny.request("GET", "/v1/models")[2]["data"][0]["id"]
+    tiny.complete("a", model=name, max_tokens=1)
+
+
+def test_context_length(tiny):
+    status, _, answer = tiny.request("POST", "/v1/completions", {"prompt": list(range(300, 700)), "max_tokens": 200})
+    error = error_of(answer)
+    assert status == 400 and error["code"] == "context_length_exceeded"
+    assert "maximum context length is 512 tokens" in error["message"] and "400" in error["message"]
+    full = tiny.complete(list(range(300, 700)), max_tokens=112, ignore_eos=True)
+    assert full["usage"]["total_tokens"] == 512
+    status, _, answer = tiny.request("POST", "/v1/completions", {"prompt": "word " * 100000})
+    assert status == 400
+
+
+def test_routes_and_methods(tiny):
+    assert tiny.request("GET", "/nothing")[0] == 404
+    status, headers, _ = tiny.request("GET", "/v1/completions")
+    assert status == 405 and "POST" in headers["Allow"]
+    assert tiny.request("OPTIONS", "/v1/completions")[0] == 204
+    status, headers, body = tiny.request("HEAD", "/health")
+    assert status == 200 and body == "" and int(headers["Content-Length"]) > 0
+    assert tiny.request("GET", "/health")[2] == {"status": "ok"}
+    assert tiny.request("GET", "/version")[2]["version"]
+    card = tiny.request("GET", "/v1/models?x=1")[2]["data"][0]
+    assert card["object"] == "model" and card["max_model_len"] == 512
+
+
+def test_metrics_are_well_formed(tiny):
+    before = tiny.metrics()
+    tiny.complete("a b c", max_tokens=5, ignore_eos=True)
+    after = tiny.metrics()
+    assert after["vllm:generation_tokens_total"] == before["vllm:generation_tokens_total"] + 5
+    assert after["paged_kv_blocks_used"] == 0
+    total = after["paged_kv_blocks_total"]
+    assert after["paged_kv_blocks_cached"] + after["paged_kv_blocks_free"] + after["paged_kv_blocks_used"] == total
+
+
+def test_keep_alive_and_pipelining(tiny):
+    get = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+    body = json.dumps({"prompt": "a", "max_tokens": 2, "temperature": 0}).encode()
+    post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    out = raw(tiny, get + post + get + b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert out.count(b"HTTP/1.1 200 OK") == 4
+    assert out.index(b"text_completion") < out.rindex(b'{"version"')
+
+
+def test_chunked_body_byte_by_byte(tiny):
+    body = json.dumps({"prompt": "chunked", "max_tokens": 2, "temperature": 0}).encode()
+    chunks = b"".join(b"1;ext=1\r\n" + body[i:i + 1] + b"\r\n" for i in range(len(body))) + b"0\r\nTrailer: x\r\n\r\n"
+    out = raw(tiny, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+    assert b"200 OK" in out
+    answer = json.loads(out[out.index(b"\r\n\r\n") + 4:])
+    assert answer["choices"][0]["text"] == tiny.text("chunked", max_tokens=2, temperature=0)
+
+
+def test_expect_continue(tiny):
+    with socket.create_connection(("127.0.0.1", tiny.port), timeout=20) as s:
+        s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nConnection: close\r\nContent-Length: 14\r\n\r\n")
+        assert s.recv(100).startswith(b"HTTP/1.1 100 Continue")
+        s.sendall(b'{"prompt":"a"}')
+        assert b"200 OK" in s.recv(65536)
+
+
+def test_limits(daemons):
+    d = daemons("--max-body-bytes", "2K", "--max-header-bytes", "1K", "--header-timeout-s", "1")
+    assert d.request("POST", "/v1/completions", {"prompt": "a" * 3000})[0] == 413
+    big_chunk = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"bb8\r\n" + b"a" * 3000
+    assert b"413" in raw(d, big_chunk).split(b"\r\n")[0]
+    assert d.request("GET", "/health", headers={"X": "a" * 2000})[0] == 431
+    assert b"408" in raw(d, b"GET /health HT").split(b"\r\n")[0]
+    assert b"400" in raw(d, b"\x16\x03\x01 this is not HTTP\r\n\r\n").split(b"\r\n")[0]
+    assert d.request("GET", "/health")[0] == 200
+
+
+def test_disconnect_aborts(daemons):
+    d = daemons("--device", "sim", "--sim-step-us", "5000")
+    for stream in (True, False):
+        for close_after in (0, 3):
+            with socket.create_connection(("127.0.0.1", d.port)) as s:
+                body = json.dumps({"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": stream}).encode()
+                s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                if stream:
+                    for _ in range(close_after):
+                        s.recv(4096)
+                else:
+                    time.sleep(0.05 * close_after)
+            d.idle(timeout=2)
+    assert d.metrics()["vllm:generation_tokens_total"] < 500
+
+
+def test_slow_reader_is_dropped_and_hurts_nobody(daemons):
+    d = daemons("--device", "sim", "--sim-step-us", "0", "--max-output-buffer-bytes", "4K", "--max-model-len", "100000")
+    with socket.create_connection(("127.0.0.1", d.port)) as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        body = json.dumps({"prompt": "a", "max_tokens": 50000, "ignore_eos": True, "stream": True}).encode()
+        s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        d.wait_log("client reads too slowly")
+        assert d.complete("b", max_tokens=5, ignore_eos=True)["usage"]["completion_tokens"] == 5
+    d.idle()
+
+
+def test_queue_full_is_429(daemons):
+    d = daemons("--device", "sim", "--sim-step-us", "20000", "--max-queued-requests", "4")
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        results = list(pool.map(lambda i: d.request("POST", "/v1/completions",
+                                                    {"prompt": [i + 1], "max_tokens": 50, "ignore_eos": True}), range(16)))
+    codes = [r[0] for r in results]
+    assert codes.count(200) == 4 and codes.count(429) == 12
+    refused = next(r for r in results if r[0] == 429)
+    assert refused[1]["Retry-After"] and error_of(refused[2])
+    d.idle()
+
+
+def test_busy_port_fails_fast(tiny, daemons):
+    start = time.monotonic()
+    d = daemons("--port", str(tiny.port), wait=False)
+    assert d.process.wait(10) != 0
+    assert time.monotonic() - start < 1.5
+    assert "cannot listen" in d.log()
+    d.log_file.close()
+
+
+def test_unix_socket(daemons, tmp_path):
+    path = tmp_path / "s"
+    d = daemons("--uds", path, wait=False)
+    d.wait_log("ready model=")
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(str(path))
+        s.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert b"200 OK" in s.recv(4096)
+    d.stop()
+    assert not path.exists()

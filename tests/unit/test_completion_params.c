@@ -1,0 +1,112 @@
+/* The body of a completion request: what is taken, with which values, and a random-bytes sweep (the
+ * e2e tests cover the messages). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "common/hash.h"
+#include "config/config.h"
+#include "engine/http/completion_params.h"
+
+static config cfg;
+static const sampling_params neutral = {
+    .temperature = 1, .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
+
+static bool parse(completion_params *p, completion_fault *f, const char *body, size_t n)
+{
+    memset(f, 0, sizeof(*f));
+    return completion_params_parse(p, body, n, &cfg, &neutral, "m", 1000, f);
+}
+
+static void test_completion_params_defaults(void **state)
+{
+    (void)state;
+    completion_params p;
+    completion_fault f;
+    const char *body = "{\"prompt\":\"hi\"}";
+    assert_true(parse(&p, &f, body, strlen(body)));
+    assert_int_equal(p.n_prompts, 1);
+    assert_int_equal(p.n, 1);
+    assert_int_equal(p.max_tokens, -1);
+    assert_true(p.skip_special && !p.stream && !p.has_seed && p.cache_salt == NULL);
+    assert_true(p.sampling.temperature == 1.0f && p.sampling.n_logprobs == -1);
+    assert_memory_equal(p.prompts[0].text, "hi", 3);
+    completion_params_deinit(&p);
+}
+
+static void test_completion_params_all_fields(void **state)
+{
+    (void)state;
+    completion_params p;
+    completion_fault f;
+    const char *body = "{\"model\":\"m\",\"prompt\":[[1,2,999],[0]],\"max_tokens\":9,\"min_"
+                       "tokens\":2,\"n\":3,\"temperature\":0.5,\"top_p\":0.25,"
+                       "\"top_k\":-1,\"min_p\":0.125,\"seed\":-7,\"presence_penalty\":-2,"
+                       "\"frequency_penalty\":2,\"repetition_penalty\":1.5,"
+                       "\"stop\":[\"a\\u0000b\",\"\\u00e9\"],\"stop_token_ids\":[5,6],\"logit_"
+                       "bias\":{\"7\":-100,\"8\":1.5},\"logprobs\":4,"
+                       "\"ignore_eos\":true,\"stream\":true,\"stream_options\":{\"include_usage\":"
+                       "true},\"skip_special_tokens\":false,"
+                       "\"include_stop_str_in_output\":true,\"return_token_ids\":true,\"cache_"
+                       "salt\":\"s\",\"echo\":false,\"suffix\":\"\","
+                       "\"best_of\":1,\"user\":\"u\",\"max_tokens\":3,\"priority\":0}";
+    assert_true(parse(&p, &f, body, strlen(body)));
+    assert_true(p.n_prompts == 2 && p.prompts[0].n_ids == 3 && p.prompts[0].ids[2] == 999 &&
+                p.prompts[1].n_ids == 1);
+    assert_true(p.max_tokens == 9 && p.sampling.min_tokens == 2 &&
+                p.n == 3); /* the first of two equal names wins */
+    assert_true(p.sampling.top_k == 0 && p.sampling.seed == (uint64_t)-7 && p.has_seed);
+    assert_true(p.n_stop == 2 && p.stop_bytes[0] == 3 && memcmp(p.stop[0], "a\0b", 3) == 0 &&
+                p.stop_bytes[1] == 2);
+    assert_true(p.sampling.n_stop_ids == 2 && p.sampling.stop_ids[1] == 6);
+    assert_true(p.sampling.n_logit_bias == 2 && p.sampling.logit_bias[0].id == 7 &&
+                p.sampling.logit_bias[1].bias == 1.5f);
+    assert_true(p.sampling.n_logprobs == 4 && p.ignore_eos && p.stream && p.include_usage &&
+                !p.skip_special);
+    assert_true(p.include_stop && p.return_token_ids);
+    assert_string_equal(p.cache_salt, "s");
+    completion_params_deinit(&p);
+}
+
+/* Bytes of a good body changed at random: a verdict every time, a fault always worded. */
+static void test_completion_params_mutations(void **state)
+{
+    (void)state;
+    static const char seed_body[] = "{\"prompt\":[\"a\",\"b\"],\"stop\":[\"x\"],\"logit_bias\":{"
+                                    "\"1\":2},\"max_tokens\":5,\"seed\":1}";
+    for (uint64_t i = 0; i < 20000; i++) {
+        char body[sizeof(seed_body)];
+        memcpy(body, seed_body, sizeof(body));
+        for (uint64_t k = 0; k < 1 + i % 4; k++) {
+            uint64_t h = hash_u64(i * 8 + k + 1);
+            body[h % (sizeof(body) - 1)] = "{}[]\",:0-9eE.\\u\x80"[(h >> 32) % 17];
+        }
+        completion_params p;
+        completion_fault f;
+        bool ok = parse(&p, &f, body, sizeof(body) - 1 - i % 3);
+        assert_true(ok || ((f.status == 400 || f.status == 404) && f.message[0] != '\0'));
+        completion_params_deinit(&p);
+    }
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    config_init(&cfg);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_completion_params_defaults),
+        cmocka_unit_test(test_completion_params_all_fields),
+        cmocka_unit_test(test_completion_params_mutations),
+    };
+    return cmocka_run_group_tests(tests, set_up, NULL);
+}

@@ -1,0 +1,169 @@
+/* The option table: every source, every kind of mistake, and paged.conf equal to the dump. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "common/file.h"
+#include "common/mem.h"
+#include "config/config.h"
+#include "config/config_table.h"
+
+static pgd_err load(config *cfg, pgd_why *why, int argc, char **argv)
+{
+    char *rest[16];
+    int n_rest;
+    memset(why, 0, sizeof(*why));
+    return config_load(cfg, argc, argv, NULL, rest, &n_rest, why);
+}
+
+static void write_temp(char *path, const char *text)
+{
+    strcpy(path, "/tmp/paged-test-config-XXXXXX");
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    close(fd);
+}
+
+static void test_config_precedence(void **state)
+{
+    (void)state;
+    config cfg;
+    pgd_why why;
+    char path[64];
+    write_temp(path, "# comment\n[scheduler]\nmax_num_seqs = 3\nmax_num_batched_tokens = "
+                     "77\n[server]\nport = 81\n");
+    char *argv[] = {(char *)"--config", path, (char *)"--max-num-seqs=5"};
+    setenv("PAGED_MAX_NUM_SEQS", "4", 1);
+    setenv("PAGED_PORT", "82", 1);
+    assert_int_equal(load(&cfg, &why, 3, argv), PGD_OK);
+    unsetenv("PAGED_MAX_NUM_SEQS");
+    unsetenv("PAGED_PORT");
+    assert_int_equal(cfg.max_num_seqs, 5);
+    assert_int_equal(cfg.port, 82);
+    assert_int_equal(cfg.max_num_batched_tokens, 77);
+    assert_int_equal(cfg.block_size, 16);
+    unlink(path);
+}
+
+static void test_config_file_faults_name_the_line(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        const char *told;
+    } rows[] = {
+        {"[server]\nport = 99999\n", ":2: port: expected 0 to 65535"},
+        {"[server]\n\nprot = 1\n", ":3: unknown option prot"},
+        {"[scheduler]\nport = 1\n", ":2: option port belongs in section [server]"},
+        {"[cache]\nenable_prefix_caching = maybe\n",
+         ":2: enable_prefix_caching: expected true or false"},
+        {"[cache]\nkv_cache_memory = 12Q\n", ":2: kv_cache_memory: expected a size"},
+        {"[scheduler]\nscheduling_policy = lifo\n",
+         ":2: scheduling_policy: expected one of fcfs|priority"},
+        {"[server]\nport\n", ":2: expected `name = value`"},
+        {"[cache]\nkv_offload_memory = 1G\n", ":2: option kv_offload_memory is not built"},
+    };
+    for (size_t i = 0; i < PGD_ARRAY_LEN(rows); i++) {
+        config cfg;
+        pgd_why why;
+        char path[64];
+        write_temp(path, rows[i].text);
+        char *argv[] = {(char *)"--config", path};
+        assert_int_not_equal(load(&cfg, &why, 2, argv), PGD_OK);
+        if (strstr(why.text, rows[i].told) == NULL)
+            fail_msg("expected %s in: %s", rows[i].told, why.text);
+        assert_non_null(strstr(why.text, path));
+        unlink(path);
+    }
+}
+
+static void test_config_flags(void **state)
+{
+    (void)state;
+    config cfg;
+    pgd_why why;
+    char *good[] = {
+        (char *)"--no-enable-prefix-caching", (char *)"--kv-cache-memory", (char *)"1.5G",
+        (char *)"--scheduling-policy",        (char *)"priority",          (char *)"--device=sim"};
+    assert_int_equal(load(&cfg, &why, 6, good), PGD_OK);
+    assert_false(cfg.enable_prefix_caching);
+    assert_int_equal(cfg.kv_cache_memory, 1610612736);
+    assert_int_equal(cfg.scheduling_policy, CONFIG_POLICY_PRIORITY);
+    assert_string_equal(cfg.device, "sim");
+    static const char *const bad[] = {"--portt=1",
+                                      "--port",
+                                      "--port=",
+                                      "--port=1x",
+                                      "--block-size=24",
+                                      "--port=-1",
+                                      "--no-port",
+                                      "-x",
+                                      "--tensor-parallel-size=2",
+                                      "--device=tpu",
+                                      "--num-kv-blocks=1",
+                                      "--no-enable-prefix-caching=1"};
+    for (size_t i = 0; i < PGD_ARRAY_LEN(bad); i++) {
+        char *argv[] = {(char *)(uintptr_t)bad[i]};
+        if (load(&cfg, &why, 1, argv) == PGD_OK)
+            fail_msg("%s was taken", bad[i]);
+        assert_true(why.text[0] != '\0');
+    }
+}
+
+static void test_config_dump_round_trip(void **state)
+{
+    (void)state;
+    config a, b;
+    pgd_why why;
+    char *argv[] = {(char *)"--port=9", (char *)"--kv-cache-memory=3M",
+                    (char *)"--kv-watermark=0.125", (char *)"--host=::1",
+                    (char *)"--model=/x y.gguf"};
+    char path[] = "/tmp/paged-test-dump-XXXXXX";
+    assert_int_equal(load(&a, &why, 5, argv), PGD_OK);
+    FILE *out = fdopen(mkstemp(path), "w");
+    config_dump(&a, out, true);
+    fclose(out);
+    char *again[] = {(char *)"--config", path};
+    if (load(&b, &why, 2, again) != PGD_OK)
+        fail_msg("%s", why.text);
+    assert_memory_equal(&a, &b, sizeof(a));
+    unlink(path);
+}
+
+static void test_config_shipped_file_is_the_dump(void **state)
+{
+    (void)state;
+    config cfg;
+    char *shipped, *dumped = NULL;
+    size_t n_shipped, n_dumped = 0;
+    pgd_why why;
+    assert_int_equal(file_read(&shipped, &n_shipped, "config/paged.conf", 1 << 20, &why), PGD_OK);
+    FILE *out = open_memstream(&dumped, &n_dumped);
+    config_init(&cfg);
+    config_dump(&cfg, out, false);
+    fclose(out);
+    assert_string_equal(shipped, dumped);
+    mem_free(shipped);
+    free(dumped);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_config_precedence),
+        cmocka_unit_test(test_config_file_faults_name_the_line),
+        cmocka_unit_test(test_config_flags),
+        cmocka_unit_test(test_config_dump_round_trip),
+        cmocka_unit_test(test_config_shipped_file_is_the_dump),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,52 @@
+/* Buckets, quantiles, the Prometheus text form. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/histogram.h"
+
+static void test_histogram_text(void **state)
+{
+    (void)state;
+    static const double bounds[] = {1, 2.5};
+    histogram h;
+    strbuf b;
+    strbuf_init(&b);
+    histogram_init(&h, bounds, 2);
+    histogram_add(&h, 1);
+    histogram_add(&h, 1.5);
+    histogram_add(&h, 9);
+    histogram_append(&h, &b, "x", "m=\"a\"");
+    assert_string_equal(
+        b.data, "x_bucket{m=\"a\",le=\"1\"} 1\nx_bucket{m=\"a\",le=\"2.5\"} 2\n"
+                "x_bucket{m=\"a\",le=\"+Inf\"} 3\nx_sum{m=\"a\"} 11.5\nx_count{m=\"a\"} 3\n");
+    strbuf_deinit(&b);
+}
+
+static void test_histogram_quantile(void **state)
+{
+    (void)state;
+    static const double bounds[] = {10, 20, 40};
+    histogram h;
+    histogram_init(&h, bounds, 3);
+    assert_true(histogram_quantile(&h, 0.5) == 0);
+    for (int i = 0; i < 100; i++)
+        histogram_add(&h, i < 50 ? 5 : 15);
+    assert_true(fabs(histogram_quantile(&h, 0.5) - 10) < 1e-9);
+    assert_true(fabs(histogram_quantile(&h, 0.75) - 15) < 1e-9);
+    histogram_add(&h, 1e9);
+    assert_true(histogram_quantile(&h, 1) == 40);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_histogram_text),
+                                       cmocka_unit_test(test_histogram_quantile)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,26 @@
+/* The worker's second thread: tells the engine twice a second how far the device is, and ends the
+ * process when the engine is gone, whatever the main thread is doing.
+ *
+ * Gone is: the end of file on stdin (the engine holds the other end of that pipe), or the loss of
+ * the message pipe.
+ * Thread:  start and stop: main
+ */
+#ifndef WORKER_HEARTBEAT_H
+#define WORKER_HEARTBEAT_H
+
+#include "worker/engine_link.h"
+
+typedef struct heartbeat heartbeat;
+
+typedef struct heartbeat_opts {
+    engine_link *link;            /* borrow until stop */
+    const uint64_t *progress;     /* read atomically; borrow until stop */
+    const uint64_t *last_step_id; /* read atomically; borrow until stop */
+    int stdin_fd;
+} heartbeat_opts;
+
+PGD_MUST_USE pgd_err heartbeat_start(heartbeat **out, const heartbeat_opts *opts);
+/* NULL is allowed. */
+void heartbeat_stop(heartbeat *h);
+
+#endif

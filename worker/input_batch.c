@@ -1,0 +1,107 @@
+/* Everything a kernel indexes with is checked here against the row and its table, once per request
+ * and step; behind this the arrays are trusted. */
+#include "worker/input_batch.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "common/mem.h"
+
+pgd_err input_batch_create(input_batch **out, int32_t max_rows, int32_t max_seqs)
+{
+    *out = NULL;
+    if (max_rows < 1 || max_seqs < 1)
+        return PGD_EINVAL;
+    input_batch *b = mem_calloc(1, sizeof(*b));
+    if (!b)
+        return PGD_ENOMEM;
+    b->max_rows = max_rows;
+    b->max_seqs = max_seqs;
+    b->ids = mem_calloc((size_t)max_rows, sizeof(*b->ids));
+    b->positions = mem_calloc((size_t)max_rows, sizeof(*b->positions));
+    b->slots = mem_calloc((size_t)max_rows, sizeof(*b->slots));
+    b->query_start = mem_calloc((size_t)max_seqs + 1, sizeof(*b->query_start));
+    b->n_context = mem_calloc((size_t)max_seqs, sizeof(*b->n_context));
+    b->seq_row = mem_calloc((size_t)max_seqs, sizeof(*b->seq_row));
+    b->logit_rows = mem_calloc((size_t)max_seqs, sizeof(*b->logit_rows));
+    b->logit_seqs = mem_calloc((size_t)max_seqs, sizeof(*b->logit_seqs));
+    if (!b->ids || !b->positions || !b->slots || !b->query_start || !b->n_context || !b->seq_row ||
+        !b->logit_rows || !b->logit_seqs) {
+        input_batch_destroy(b);
+        return PGD_ENOMEM;
+    }
+    *out = b;
+    return PGD_OK;
+}
+
+void input_batch_destroy(input_batch *b)
+{
+    if (!b)
+        return;
+    mem_free(b->ids);
+    mem_free(b->positions);
+    mem_free(b->slots);
+    mem_free(b->query_start);
+    mem_free(b->n_context);
+    mem_free(b->seq_row);
+    mem_free(b->logit_rows);
+    mem_free(b->logit_seqs);
+    mem_free(b);
+}
+
+void input_batch_reset(input_batch *b)
+{
+    b->n_rows = 0;
+    b->n_seqs = 0;
+    b->n_logit_rows = 0;
+    b->query_start[0] = 0;
+}
+
+static pgd_err check(const input_batch *b, const request_row *r, int32_t row, int32_t n_computed,
+                     int32_t n_scheduled, const block_table *table, pgd_why *why)
+{
+    uint64_t id = r->request_id;
+    if (b->n_seqs == b->max_seqs || n_scheduled > b->max_rows - b->n_rows)
+        return pgd_fail(why, PGD_EPROTO,
+                        "expected at most %" PRId32 " requests and %" PRId32
+                        " tokens in a step, got more, at request %" PRIu64,
+                        b->max_seqs, b->max_rows, id);
+    if (n_computed < 0 || n_scheduled < 1 || n_computed > r->n_tokens ||
+        n_scheduled > r->n_tokens - n_computed)
+        return pgd_fail(why, PGD_EPROTO,
+                        "expected 1 scheduled token or more and at most %" PRId32
+                        " computed and scheduled, got %" PRId32 " + %" PRId32
+                        ", at request %" PRIu64,
+                        r->n_tokens, n_computed, n_scheduled, id);
+    if (n_computed > r->n_computed_tokens)
+        return pgd_fail(why, PGD_EPROTO,
+                        "expected at most %" PRId32 " computed tokens, got %" PRId32
+                        ", at request %" PRIu64,
+                        r->n_computed_tokens, n_computed, id);
+    if (block_table_n_positions(table, row) < n_computed + n_scheduled)
+        return pgd_fail(why, PGD_EPROTO,
+                        "expected blocks for %" PRId32 " positions, got blocks for %" PRId32
+                        ", at request %" PRIu64,
+                        n_computed + n_scheduled, block_table_n_positions(table, row), id);
+    return PGD_OK;
+}
+
+pgd_err input_batch_add(input_batch *b, const request_row *r, int32_t row, int32_t n_computed,
+                        int32_t n_scheduled, const block_table *table, pgd_why *why)
+{
+    PGD_TRY(check(b, r, row, n_computed, n_scheduled, table, why));
+    int32_t at = b->n_rows;
+    memcpy(b->ids + at, r->tokens + n_computed, (size_t)n_scheduled * sizeof(token_id));
+    for (int32_t i = 0; i < n_scheduled; i++)
+        b->positions[at + i] = n_computed + i;
+    block_table_fill_slots(b->slots + at, table, row, n_computed, n_scheduled);
+    b->n_rows = at + n_scheduled;
+    b->n_context[b->n_seqs] = n_computed + n_scheduled;
+    b->seq_row[b->n_seqs] = row;
+    b->query_start[++b->n_seqs] = b->n_rows;
+    if (n_computed + n_scheduled == r->n_tokens) {
+        b->logit_rows[b->n_logit_rows] = b->n_rows - 1;
+        b->logit_seqs[b->n_logit_rows++] = row;
+    }
+    return PGD_OK;
+}

@@ -1,0 +1,45 @@
+/* The arrays of one step that the model reads, made from rows and block tables (rules WK4, WK5,
+ * WK7, WK8).
+ *
+ * Requests are added one by one; positions, slots and input ids follow from the row: inputs are the
+ * row's own tokens, so that a decode step reads the worker's last sample without waiting for the
+ * engine.
+ * Owns:    its arrays, sized at create
+ * Limits:  max_seqs requests, max_rows tokens, of each at most max_rows
+ * Thread:  the worker's main thread
+ */
+#ifndef WORKER_INPUT_BATCH_H
+#define WORKER_INPUT_BATCH_H
+
+#include "common/err.h"
+#include "worker/block_table.h"
+#include "worker/request_rows.h"
+
+typedef struct input_batch {
+    int32_t n_rows; /* tokens */
+    int32_t n_seqs; /* requests */
+    int32_t n_logit_rows;
+    token_id *ids;        /* [n_rows] */
+    int32_t *positions;   /* [n_rows] */
+    slot_id *slots;       /* [n_rows] */
+    int32_t *query_start; /* [n_seqs + 1] */
+    int32_t *n_context;   /* [n_seqs] keys after this step: computed + scheduled */
+    int32_t *seq_row;     /* [n_seqs] row in the block table */
+    int32_t *logit_rows;  /* [n_logit_rows] index into the n_rows, ascending */
+    int32_t *logit_seqs;  /* [n_logit_rows] row in request_rows */
+    int32_t max_rows;
+    int32_t max_seqs;
+} input_batch;
+
+PGD_MUST_USE pgd_err input_batch_create(input_batch **out, int32_t max_rows, int32_t max_seqs);
+void input_batch_destroy(input_batch *b);
+void input_batch_reset(input_batch *b);
+
+/* Adds n_scheduled >= 1 tokens of a row from position n_computed on. The row samples when that
+ * reaches its last known token. PGD_EPROTO with a why: batch full, tokens beyond those known, KV
+ * that was never computed, or too few blocks; the batch is then unchanged. */
+PGD_MUST_USE pgd_err input_batch_add(input_batch *b, const request_row *r, int32_t row,
+                                     int32_t n_computed, int32_t n_scheduled,
+                                     const block_table *table, pgd_why *why);
+
+#endif

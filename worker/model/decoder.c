@@ -1,0 +1,348 @@
+/* A step runs layer by layer over all rows of the batch: K and V of every row are in the pages
+ * before any row attends, since one request may read a block that another one fills in the same
+ * step.
+ *
+ * Rows never mix outside attention, so that after the last attention only the rows whose logits are
+ * wanted go on; a step without such rows ends there. The residual stream x is summed into by the
+ * two output projections of each layer.
+ *
+ *   x [n, dim]  h [n, dim]  qkv [n, (n_heads + 2 n_kv_heads) head_dim]  attn [n, n_heads head_dim]
+ * gate_up [n, 2 ffn]
+ */
+#include "worker/model/decoder.h"
+
+#include <math.h>
+
+#include "common/mem.h"
+#include "worker/model/rope_table.h"
+
+struct decoder {
+    decoder_opts opts;
+    float *x;
+    float *h;
+    float *qkv;
+    float *attn;
+    float *gate_up;
+    float *logits;     /* [max_seqs, vocab_size] */
+    float *rope_table; /* [max_positions, rope_dim] */
+    void *data;
+    size_t n_bytes;
+};
+
+/* What the steps of one forward share. */
+typedef struct pass {
+    decoder *d;
+    const model_config *cfg;
+    const kernel_ops *ops;
+    kernel_ctx *ctx;
+    const input_batch *batch;
+    const block_table *table;
+    const kv_cache *kv;
+    int32_t n_rows; /* of x: the batch's, then those with logits */
+} pass;
+
+/* --- memory
+ * ----------------------------------------------------------------------------------------- */
+
+typedef struct plan {
+    uint8_t *data;
+    size_t n_bytes;
+    bool overflow;
+} plan;
+
+static float *take(plan *p, int64_t n_rows, int64_t n_cols)
+{
+    size_t n_elems, n_bytes;
+    if (!mem_mul(&n_elems, (size_t)n_rows, (size_t)n_cols) ||
+        !mem_mul(&n_bytes, n_elems, sizeof(float)) || !mem_add(&n_bytes, n_bytes, 63)) {
+        p->overflow = true;
+        return NULL;
+    }
+    float *piece = p->data ? (float *)(void *)(p->data + p->n_bytes) : NULL;
+    if (!mem_add(&p->n_bytes, p->n_bytes, n_bytes / 64 * 64))
+        p->overflow = true;
+    return piece;
+}
+
+static void lay_out(decoder *d, plan *p)
+{
+    const model_config *cfg = d->opts.cfg;
+    int64_t max_rows = PGD_MAX(d->opts.max_rows, d->opts.max_seqs);
+    d->x = take(p, max_rows, cfg->dim);
+    d->h = take(p, max_rows, cfg->dim);
+    d->qkv = take(p, max_rows, (int64_t)(cfg->n_heads + 2 * cfg->n_kv_heads) * cfg->head_dim);
+    d->attn = take(p, max_rows, (int64_t)cfg->n_heads * cfg->head_dim);
+    d->gate_up = take(p, max_rows, (int64_t)2 * cfg->ffn_dim);
+    d->logits = take(p, d->opts.max_seqs, cfg->vocab_size);
+    d->rope_table = take(p, d->opts.max_positions, cfg->rope_dim);
+}
+
+pgd_err decoder_create(decoder **out, const decoder_opts *opts, pgd_why *why)
+{
+    *out = NULL;
+    if (opts->max_rows < 1 || opts->max_seqs < 1 || opts->max_positions < 1)
+        return PGD_EINVAL;
+    decoder *d = mem_calloc(1, sizeof(*d));
+    if (!d)
+        return PGD_ENOMEM;
+    d->opts = *opts;
+    plan p = {0};
+    lay_out(d, &p);
+    pgd_err err = PGD_ENOMEM;
+    d->n_bytes = p.n_bytes;
+    d->data = p.overflow ? NULL : mem_alloc_aligned(p.n_bytes, 64);
+    if (!d->data) {
+        err = pgd_fail(
+            why, PGD_ENOMEM,
+            "expected %zu bytes for activations, got none; lower --max-num-batched-tokens or "
+            "--max-num-seqs",
+            p.n_bytes);
+        goto fail;
+    }
+    p = (plan){.data = d->data};
+    lay_out(d, &p);
+    err = rope_table_fill(d->rope_table, opts->max_positions, opts->cfg, opts->w->rope_freqs, why);
+    if (err != PGD_OK)
+        goto fail;
+    *out = d;
+    return PGD_OK;
+fail:
+    decoder_destroy(d);
+    return err;
+}
+
+void decoder_destroy(decoder *d)
+{
+    if (!d)
+        return;
+    mem_free_aligned(d->data, d->n_bytes);
+    mem_free(d);
+}
+
+size_t decoder_bytes(const decoder *d)
+{
+    return d->n_bytes;
+}
+
+/* --- ops
+ * ---------------------------------------------------------------------------------------------- */
+
+static pgd_err linear(const pass *p, float *out, const weights_linear *w, const float *x,
+                      int64_t x_stride, bool accumulate)
+{
+    matmul_args args = {.x = x,
+                        .x_stride = x_stride,
+                        .n_rows = p->n_rows,
+                        .n_in = w->n_in,
+                        .n_weights = w->n_parts,
+                        .accumulate = accumulate};
+    int32_t at = 0;
+    for (int32_t i = 0; i < w->n_parts; i++) {
+        args.weights[i] = &w->parts[i];
+        args.out[i] = out + at;
+        args.out_stride[i] = w->n_out;
+        args.bias[i] = w->bias ? w->bias + at : NULL;
+        at += w->parts[i].n_out;
+    }
+    return p->ops->matmul->run(&args, p->ctx);
+}
+
+static pgd_err norm_hidden(const pass *p, const float *weight)
+{
+    rmsnorm_args args = {.out = p->d->h,
+                         .out_stride = p->cfg->dim,
+                         .x = p->d->x,
+                         .x_stride = p->cfg->dim,
+                         .weight = weight,
+                         .n_rows = p->n_rows,
+                         .n_groups = 1,
+                         .dim = p->cfg->dim,
+                         .eps = p->cfg->norm_eps};
+    return p->ops->rmsnorm(&args, p->ctx);
+}
+
+/* Heads [first_head, first_head + n_heads) of the fused projection, in place. */
+static pgd_err norm_heads(const pass *p, const float *weight, int32_t first_head, int32_t n_heads)
+{
+    const model_config *cfg = p->cfg;
+    int64_t stride = (int64_t)(cfg->n_heads + 2 * cfg->n_kv_heads) * cfg->head_dim;
+    float *x = p->d->qkv + (int64_t)first_head * cfg->head_dim;
+    rmsnorm_args args = {.out = x,
+                         .out_stride = stride,
+                         .x = x,
+                         .x_stride = stride,
+                         .weight = weight,
+                         .n_rows = p->n_rows,
+                         .n_groups = n_heads,
+                         .dim = cfg->head_dim,
+                         .eps = cfg->norm_eps};
+    return p->ops->rmsnorm(&args, p->ctx);
+}
+
+static pgd_err rotate(const pass *p)
+{
+    const model_config *cfg = p->cfg;
+    rope_args args = {.x = p->d->qkv,
+                      .x_stride = (int64_t)(cfg->n_heads + 2 * cfg->n_kv_heads) * cfg->head_dim,
+                      .table = p->d->rope_table,
+                      .n_positions = p->d->opts.max_positions,
+                      .positions = p->batch->positions,
+                      .n_rows = p->n_rows,
+                      .n_heads = cfg->n_heads + cfg->n_kv_heads,
+                      .head_dim = cfg->head_dim,
+                      .rope_dim = cfg->rope_dim,
+                      .pairs =
+                          cfg->rope == ROPE_ADJACENT ? ROPE_PAIRS_ADJACENT : ROPE_PAIRS_HALVES};
+    return p->ops->rope(&args, p->ctx);
+}
+
+static pgd_err store_kv(const pass *p, int32_t layer)
+{
+    const model_config *cfg = p->cfg;
+    int64_t stride = (int64_t)(cfg->n_heads + 2 * cfg->n_kv_heads) * cfg->head_dim;
+    float *k = p->d->qkv + (int64_t)cfg->n_heads * cfg->head_dim;
+    kv_write_args args = {.pages = kv_cache_get_pages(p->kv, layer),
+                          .kv = *kv_cache_get_layout(p->kv),
+                          .k = k,
+                          .k_stride = stride,
+                          .v = k + (int64_t)cfg->n_kv_heads * cfg->head_dim,
+                          .v_stride = stride,
+                          .slots = p->batch->slots,
+                          .n_rows = p->n_rows};
+    return p->ops->kv_write(&args, p->ctx);
+}
+
+static pgd_err attend(const pass *p, int32_t layer)
+{
+    const model_config *cfg = p->cfg;
+    attention_args args = {.out = p->d->attn,
+                           .out_stride = (int64_t)cfg->n_heads * cfg->head_dim,
+                           .q = p->d->qkv,
+                           .q_stride =
+                               (int64_t)(cfg->n_heads + 2 * cfg->n_kv_heads) * cfg->head_dim,
+                           .n_heads = cfg->n_heads,
+                           .pages = kv_cache_get_pages(p->kv, layer),
+                           .kv = *kv_cache_get_layout(p->kv),
+                           .n_seqs = p->batch->n_seqs,
+                           .query_start = p->batch->query_start,
+                           .n_context = p->batch->n_context,
+                           .seq_row = p->batch->seq_row,
+                           .scale = (float)(1 / sqrt((double)cfg->head_dim))};
+    args.block_table = block_table_get_ids(p->table, &args.block_table_stride);
+    return p->ops->attention(&args, p->ctx);
+}
+
+/* rows[t] = source[logit_rows[t]]: what goes on after the last attention. */
+static pgd_err gather(const pass *p, float *rows, const float *source, int32_t dim)
+{
+    embed_args args = {.out = rows,
+                       .out_stride = dim,
+                       .table = source,
+                       .type = DTYPE_F32,
+                       .row_bytes = (int64_t)dim * (int64_t)sizeof(float),
+                       .n_table_rows = p->batch->n_rows,
+                       .ids = p->batch->logit_rows,
+                       .n_rows = p->batch->n_logit_rows,
+                       .dim = dim};
+    return p->ops->embed(&args, p->ctx);
+}
+
+static pgd_err embed_tokens(const pass *p)
+{
+    const weights *w = p->d->opts.w;
+    embed_args args = {.out = p->d->x,
+                       .out_stride = p->cfg->dim,
+                       .table = w->embed,
+                       .type = w->embed_type,
+                       .row_bytes = w->embed_row_bytes,
+                       .n_table_rows = p->cfg->vocab_size,
+                       .ids = p->batch->ids,
+                       .n_rows = p->n_rows,
+                       .dim = p->cfg->dim};
+    return p->ops->embed(&args, p->ctx);
+}
+
+/* --- layers
+ * ------------------------------------------------------------------------------------------- */
+
+static pgd_err attention_part(const pass *p, int32_t layer)
+{
+    const model_config *cfg = p->cfg;
+    const weights_layer *w = &p->d->opts.w->layers[layer];
+    PGD_TRY(norm_hidden(p, w->attn_norm));
+    PGD_TRY(linear(p, p->d->qkv, &w->qkv, p->d->h, cfg->dim, false));
+    if (cfg->qk_norm) {
+        PGD_TRY(norm_heads(p, w->q_norm, 0, cfg->n_heads));
+        PGD_TRY(norm_heads(p, w->k_norm, cfg->n_heads, cfg->n_kv_heads));
+    }
+    if (cfg->layer_has_rope[layer])
+        PGD_TRY(rotate(p));
+    PGD_TRY(store_kv(p, layer));
+    return attend(p, layer);
+}
+
+static pgd_err output_part(const pass *p, int32_t layer, const float *attn)
+{
+    const model_config *cfg = p->cfg;
+    const weights_layer *w = &p->d->opts.w->layers[layer];
+    int64_t ffn_stride = (int64_t)2 * cfg->ffn_dim;
+    PGD_TRY(linear(p, p->d->x, &w->attn_out, attn, (int64_t)cfg->n_heads * cfg->head_dim, true));
+    PGD_TRY(norm_hidden(p, w->ffn_norm));
+    PGD_TRY(linear(p, p->d->gate_up, &w->gate_up, p->d->h, cfg->dim, false));
+    silu_mul_args args = {.out = p->d->gate_up,
+                          .out_stride = ffn_stride,
+                          .gate = p->d->gate_up,
+                          .up = p->d->gate_up + cfg->ffn_dim,
+                          .in_stride = ffn_stride,
+                          .n_rows = p->n_rows,
+                          .dim = cfg->ffn_dim};
+    PGD_TRY(p->ops->silu_mul(&args, p->ctx));
+    return linear(p, p->d->x, &w->down, p->d->gate_up, ffn_stride, true);
+}
+
+/* Keeps the rows that need logits: x through h (gathering in place would overwrite what is still to
+ * be read), attention into qkv, which is free by now. */
+static pgd_err keep_logit_rows(pass *p, const float **attn)
+{
+    int32_t attn_dim = p->cfg->n_heads * p->cfg->head_dim;
+    PGD_TRY(gather(p, p->d->h, p->d->x, p->cfg->dim));
+    float *swap = p->d->x;
+    p->d->x = p->d->h;
+    p->d->h = swap;
+    PGD_TRY(gather(p, p->d->qkv, p->d->attn, attn_dim));
+    *attn = p->d->qkv;
+    p->n_rows = p->batch->n_logit_rows;
+    return PGD_OK;
+}
+
+pgd_err decoder_forward(decoder *d, float **logits, const input_batch *batch,
+                        const block_table *table, const kv_cache *kv, kernel_ctx *ctx,
+                        uint64_t *progress)
+{
+    pass p = {.d = d,
+              .cfg = d->opts.cfg,
+              .ops = d->opts.ops,
+              .ctx = ctx,
+              .batch = batch,
+              .table = table,
+              .kv = kv,
+              .n_rows = batch->n_rows};
+    PGD_ASSERT(batch->n_rows <= d->opts.max_rows && batch->n_logit_rows <= d->opts.max_seqs);
+    *logits = d->logits;
+    if (batch->n_rows == 0)
+        return PGD_OK;
+    PGD_TRY(embed_tokens(&p));
+    for (int32_t layer = 0; layer < p.cfg->n_layers; layer++) {
+        const float *attn = d->attn;
+        PGD_TRY(attention_part(&p, layer));
+        if (layer == p.cfg->n_layers - 1)
+            PGD_TRY(keep_logit_rows(&p, &attn));
+        if (p.n_rows > 0)
+            PGD_TRY(output_part(&p, layer, attn));
+        __atomic_fetch_add(progress, 1, __ATOMIC_RELAXED);
+    }
+    if (p.n_rows == 0)
+        return PGD_OK;
+    PGD_TRY(norm_hidden(&p, d->opts.w->out_norm));
+    return linear(&p, d->logits, &d->opts.w->head, d->h, p.cfg->dim, false);
+}

@@ -1,0 +1,22 @@
+/* The cosines and sines of every position that a model may meet, for kernels/rope.h.
+ *
+ *   f_i = theta^(-2 i / rope_dim) / freqs[i], scaled as below;  table[p, i] = cos(p f_i), table[p,
+ * rope_dim / 2 + i] = sin(p f_i) LINEAR: f_i / factor.  LLAMA3: with w = 2 pi / f_i and c =
+ * original context: w < c / high: f_i; w > c / low: f_i / factor; between: s = (c / w - low) /
+ * (high - low), (1 - s) f_i / factor + s f_i.
+ *
+ * Computed in double, rounded once. theta, factors and contexts as in model_config.
+ * Thread:  any
+ * Source:  Su et al. 2021; Meta's Llama 3.1 release for LLAMA3
+ */
+#ifndef WORKER_MODEL_ROPE_TABLE_H
+#define WORKER_MODEL_ROPE_TABLE_H
+
+#include "common/model/model_config.h"
+
+/* out [n_positions, cfg->rope_dim]; freqs [rope_dim / 2] or NULL. PGD_EUNSUPPORTED for a scaling
+ * that this build lacks. */
+PGD_MUST_USE pgd_err rope_table_fill(float *out, int32_t n_positions, const model_config *cfg,
+                                     const float *freqs, pgd_why *why);
+
+#endif

@@ -1,0 +1,386 @@
+/* Glue between messages and the model. Nothing here outlives a step but rows and block tables,
+ * which are a cache of what the engine said.
+ *
+ * A request whose sample failed stays in its row until the engine releases it: with two steps in
+ * flight the engine has already scheduled its next token, which does not exist. Such a request is
+ * answered with its error again and not computed. */
+#include "worker/model_runner.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/thread.h"
+#include "worker/memory_info.h"
+#include "worker/model/decoder.h"
+#include "worker/sampler.h"
+
+typedef struct model_runner {
+    step_runner base;
+    cpu_isa isa;
+    const kernel_ops *ops;
+    cpu_pool *pool;
+    kernel_ctx ctx;
+    model_file *file;
+    const model_config *cfg;
+    weights *w;
+    decoder *decoder;
+    request_rows *rows;
+    input_batch *batch;
+    sampler *sampler;
+    kv_cache *kv;
+    block_table *table;
+    load_msg load;
+    uint64_t n_steps;
+} model_runner;
+
+/* --- hello and load
+ * ----------------------------------------------------------------------------------- */
+
+static void describe(step_runner *base, hello_msg *hello)
+{
+    const model_runner *r = (const model_runner *)base;
+    memory_info memory;
+    memory_info_read(&memory);
+    (void)snprintf(hello->device_name, sizeof(hello->device_name), "%.128s, %s, %d CPUs",
+                   cpu_features_cpu_name(), cpu_features_name(r->isa), thread_n_cpus());
+    hello->memory_total_bytes = memory.total_bytes;
+    hello->memory_free_bytes = memory.free_bytes;
+}
+
+static kv_page_layout page_layout(const model_runner *r)
+{
+    return (kv_page_layout){.type = (dtype)r->load.kv_dtype,
+                            .n_kv_heads = r->cfg->n_kv_heads,
+                            .head_dim = r->cfg->head_dim,
+                            .block_size = r->load.block_size};
+}
+
+static pgd_err check_load(const load_msg *msg, pgd_why *why)
+{
+    if (msg->kv_dtype != DTYPE_F32 && msg->kv_dtype != DTYPE_F16 && msg->kv_dtype != DTYPE_BF16)
+        return pgd_fail(why, PGD_EUNSUPPORTED,
+                        "expected a KV cache type F32, F16 or BF16, got %s; set --kv-cache-dtype",
+                        dtype_name(msg->kv_dtype));
+    if (msg->block_size < 16 || msg->block_size > KV_PAGE_MAX_BLOCK_SIZE ||
+        msg->block_size % 16 != 0)
+        return pgd_fail(why, PGD_EUNSUPPORTED,
+                        "expected a block size that is a multiple of 16, at most %d, got %" PRId32
+                        "; set --block-size",
+                        KV_PAGE_MAX_BLOCK_SIZE, msg->block_size);
+    if (msg->max_model_len < 1 || msg->max_num_seqs < 1 || msg->max_num_batched_tokens < 1 ||
+        msg->max_logprobs < 0 || msg->max_logprobs > PGD_MAX_LOGPROBS || msg->n_threads < 0)
+        return pgd_fail(why, PGD_EPROTO,
+                        "expected positive limits, got max_model_len %" PRId32
+                        ", max_num_seqs %" PRId32 ", max_num_batched_tokens %" PRId32
+                        ", max_logprobs %" PRId32 ", threads %" PRId32,
+                        msg->max_model_len, msg->max_num_seqs, msg->max_num_batched_tokens,
+                        msg->max_logprobs, msg->n_threads);
+    return PGD_OK;
+}
+
+static pgd_err check_model(const model_config *cfg, const load_msg *msg, pgd_why *why)
+{
+    if (cfg->sliding_window > 0 && msg->max_model_len > cfg->sliding_window)
+        return pgd_fail(why, PGD_EUNSUPPORTED,
+                        "expected a model length of at most the model's sliding window of %" PRId32
+                        " tokens, got %" PRId32 "; set --max-model-len %" PRId32 " or less",
+                        cfg->sliding_window, msg->max_model_len, cfg->sliding_window);
+    if (cfg->head_dim > KV_PAGE_MAX_HEAD_DIM)
+        return pgd_fail(why, PGD_EUNSUPPORTED, "expected a head size of at most %d, got %" PRId32,
+                        KV_PAGE_MAX_HEAD_DIM, cfg->head_dim);
+    return PGD_OK;
+}
+
+static pgd_err create_workspace(model_runner *r, pgd_why *why)
+{
+    const model_config *cfg = r->cfg;
+    int32_t n_threads = cpu_pool_n_threads(r->pool);
+    int32_t max_rows = PGD_MAX(r->load.max_num_batched_tokens, r->load.max_num_seqs);
+    int32_t max_n_in = PGD_MAX(PGD_MAX(cfg->dim, cfg->ffn_dim), cfg->n_heads * cfg->head_dim);
+    attention_limits limits = {.max_rows = max_rows,
+                               .max_seqs = r->load.max_num_seqs,
+                               .max_context = r->load.max_model_len,
+                               .n_heads = cfg->n_heads,
+                               .kv = page_layout(r),
+                               .n_threads = n_threads};
+    size_t n_bytes = r->ops->matmul->workspace_bytes(max_rows, max_n_in, n_threads);
+    n_bytes = PGD_MAX(n_bytes, r->ops->attention_workspace_bytes(&limits));
+    n_bytes = PGD_MAX(n_bytes, r->ops->sample_workspace_bytes(cfg->vocab_size, n_threads));
+    r->ctx = (kernel_ctx){.pool = r->pool, .workspace_bytes = PGD_MAX(n_bytes, 64)};
+    r->ctx.workspace = mem_alloc_aligned(r->ctx.workspace_bytes, 64);
+    if (!r->ctx.workspace)
+        return pgd_fail(why, PGD_ENOMEM, "expected %zu bytes of workspace, got none", n_bytes);
+    return PGD_OK;
+}
+
+static pgd_err create_state(model_runner *r, pgd_why *why)
+{
+    const load_msg *msg = &r->load;
+    decoder_opts opts = {.cfg = r->cfg,
+                         .w = r->w,
+                         .ops = r->ops,
+                         .max_rows = msg->max_num_batched_tokens,
+                         .max_seqs = msg->max_num_seqs,
+                         .max_positions = msg->max_model_len};
+    request_rows_opts rows = {.max_rows = msg->max_num_seqs,
+                              .max_tokens = msg->max_model_len,
+                              .vocab_size = r->cfg->vocab_size,
+                              .max_logprobs = msg->max_logprobs};
+    PGD_TRY(decoder_create(&r->decoder, &opts, why));
+    PGD_TRY(request_rows_create(&r->rows, &rows));
+    PGD_TRY(input_batch_create(&r->batch, msg->max_num_batched_tokens, msg->max_num_seqs));
+    PGD_TRY(sampler_create(&r->sampler, msg->max_num_seqs, msg->max_logprobs, r->cfg->vocab_size));
+    PGD_TRY(create_workspace(r, why));
+    log_debug("worker", "memory weights=%zu activations=%zu workspace=%zu", r->w->n_bytes,
+              decoder_bytes(r->decoder), r->ctx.workspace_bytes);
+    return PGD_OK;
+}
+
+static pgd_err load(step_runner *base, const load_msg *msg, load_done_msg *done,
+                    step_runner_progress_fn progress, void *arg, pgd_why *why)
+{
+    model_runner *r = (model_runner *)base;
+    uint64_t start_us = clock_now_us();
+    if (r->file)
+        return pgd_fail(why, PGD_EPROTO, "expected one load message, got another one");
+    PGD_TRY(check_load(msg, why));
+    r->load = *msg;
+    PGD_TRY(model_file_open(&r->file, msg->model_path, why));
+    r->cfg = model_file_get_config(r->file);
+    PGD_TRY(check_model(r->cfg, msg, why));
+    PGD_TRY(cpu_pool_create(&r->pool, msg->n_threads, msg->pin_threads != 0));
+    PGD_TRY(weights_load(&r->w, r->file, r->ops->matmul, r->pool, progress, arg, why));
+    PGD_TRY(create_state(r, why));
+
+    kv_page_layout layout = page_layout(r);
+    memory_info memory;
+    memory_info_read(&memory);
+    memset(done, 0, sizeof(*done));
+    done->weight_bytes = r->w->n_bytes;
+    done->memory_free_bytes = memory.free_bytes;
+    done->kv_page_bytes = kv_page_bytes(&layout);
+    done->n_kv_groups = 1;
+    done->n_layers_per_group[0] = r->cfg->n_layers;
+    done->vocab_size = r->cfg->vocab_size;
+    PGD_TRY(model_file_fingerprint(r->file, done->model_fingerprint));
+    done->load_us = clock_now_us() - start_us;
+    log_info("worker", "loaded ops=\"%s\" threads=%" PRId32 " weight_bytes=%zu ms=%" PRIu64,
+             r->ops->name, cpu_pool_n_threads(r->pool), r->w->n_bytes, done->load_us / 1000);
+    return PGD_OK;
+}
+
+static pgd_err init_kv(step_runner *base, const kv_config_msg *msg, kv_ready_msg *ready,
+                       pgd_why *why)
+{
+    model_runner *r = (model_runner *)base;
+    if (!r->decoder || r->kv)
+        return pgd_fail(why, PGD_EPROTO, "expected one KV configuration after loading, got %s",
+                        r->kv ? "another one" : "it before");
+    if (msg->n_groups != 1 || msg->block_size != r->load.block_size || msg->n_blocks < 2)
+        return pgd_fail(why, PGD_EPROTO,
+                        "expected 1 KV group, block size %" PRId32
+                        " and 2 blocks or more, got %" PRId32 ", %" PRId32 " and %" PRId32,
+                        r->load.block_size, msg->n_groups, msg->block_size, msg->n_blocks);
+    kv_page_layout layout = page_layout(r);
+    PGD_TRY(kv_cache_create(&r->kv, &layout, r->cfg->n_layers, msg->n_blocks, why));
+    block_table_opts opts = {.n_rows = r->load.max_num_seqs,
+                             .max_blocks_per_row =
+                                 PGD_CEIL_DIV(r->load.max_model_len, r->load.block_size),
+                             .block_size = r->load.block_size,
+                             .n_blocks = msg->n_blocks,
+                             .first_block = 1};
+    PGD_TRY(block_table_create(&r->table, &opts));
+    ready->kv_bytes = kv_cache_bytes(r->kv);
+    return PGD_OK;
+}
+
+/* --- step
+ * ------------------------------------------------------------------------------------------------
+ */
+
+static pgd_err check_step(const model_runner *r, const scheduler_output *in, pgd_why *why)
+{
+    if (!r->kv)
+        return pgd_fail(why, PGD_EPROTO, "expected a KV configuration before the first step");
+    if (in->n_groups != 1)
+        return pgd_fail(why, PGD_EPROTO, "expected 1 KV group, got %" PRId32, in->n_groups);
+    if (in->n_transfers != 0 || in->n_encoder_inputs != 0 || in->grammar_bitmask_bytes != 0)
+        return pgd_fail(why, PGD_EUNSUPPORTED,
+                        "expected no transfers, encoder inputs or grammar masks, got %" PRId32
+                        ", %" PRId32 " and %zu bytes",
+                        in->n_transfers, in->n_encoder_inputs, in->grammar_bitmask_bytes);
+    for (int32_t i = 0; i < in->n_blocks_to_zero; i++) {
+        if (in->blocks_to_zero[i] < 0 || in->blocks_to_zero[i] >= kv_cache_n_blocks(r->kv))
+            return pgd_fail(why, PGD_EPROTO,
+                            "expected a block id in [0, %" PRId32 "), got %" PRId32
+                            ", at blocks_to_zero[%" PRId32 "]",
+                            kv_cache_n_blocks(r->kv), in->blocks_to_zero[i], i);
+    }
+    return PGD_OK;
+}
+
+/* Finished ids may be unknown here (finished while preempted or waiting); a preempted one has a
+ * row. */
+static pgd_err release_rows(model_runner *r, const scheduler_output *in, pgd_why *why)
+{
+    for (int32_t i = 0; i < in->n_finished; i++) {
+        int32_t row = request_rows_release(r->rows, in->finished_ids[i]);
+        if (row >= 0)
+            block_table_reset_row(r->table, row);
+    }
+    for (int32_t i = 0; i < in->n_preempted; i++) {
+        int32_t row = request_rows_release(r->rows, in->preempted_ids[i]);
+        if (row < 0)
+            return pgd_fail(why, PGD_EPROTO,
+                            "expected a known request, got %" PRIu64 ", at preempted_ids[%" PRId32
+                            "]",
+                            in->preempted_ids[i], i);
+        block_table_reset_row(r->table, row);
+    }
+    return PGD_OK;
+}
+
+/* Puts n_scheduled tokens of a row into the batch. */
+static pgd_err schedule(model_runner *r, int32_t row, int32_t n_computed, int32_t n_scheduled,
+                        pgd_why *why)
+{
+    request_row *req = request_rows_get(r->rows, row);
+    if (req->last_step == r->n_steps)
+        return pgd_fail(why, PGD_EPROTO,
+                        "expected a request once in a step, got request %" PRIu64 " twice",
+                        req->request_id);
+    req->last_step = r->n_steps;
+    if (n_scheduled == 0)
+        return PGD_OK;
+    if (req->has_failed) {
+        sampler_add_error(r->sampler, req, REQUEST_ERROR_NAN_LOGITS);
+        return PGD_OK;
+    }
+    PGD_TRY(input_batch_add(r->batch, req, row, n_computed, n_scheduled, r->table, why));
+    req->n_computed_tokens = n_computed + n_scheduled;
+    return PGD_OK;
+}
+
+static pgd_err add_new(model_runner *r, const new_request_msg *msg, pgd_why *why)
+{
+    int32_t row;
+    PGD_TRY(request_rows_add(r->rows, &row, msg, why));
+    PGD_TRY(block_table_replace(r->table, row, msg->blocks.ids[0], msg->blocks.n_blocks[0], why));
+    return schedule(r, row, msg->n_computed_tokens, msg->n_scheduled_tokens, why);
+}
+
+static pgd_err update_cached(model_runner *r, const cached_request_msg *msg, pgd_why *why)
+{
+    int32_t row = request_rows_find(r->rows, msg->request_id);
+    if (row < 0)
+        return pgd_fail(why, PGD_EPROTO,
+                        "expected a known request, got %" PRIu64 " among the continuing ones",
+                        msg->request_id);
+    if (msg->n_draft_tokens != 0 || msg->n_scheduled_tokens < 0)
+        return pgd_fail(why, PGD_EPROTO,
+                        "expected no draft tokens and 0 scheduled tokens or more, got %" PRId32
+                        " and %" PRId32 ", at request %" PRIu64,
+                        msg->n_draft_tokens, msg->n_scheduled_tokens, msg->request_id);
+    PGD_TRY(block_table_append(r->table, row, msg->new_blocks.ids[0], msg->new_blocks.n_blocks[0],
+                               why));
+    return schedule(r, row, msg->n_computed_tokens, msg->n_scheduled_tokens, why);
+}
+
+static pgd_err apply(model_runner *r, const scheduler_output *in, pgd_why *why)
+{
+    int64_t n_scheduled = 0;
+    PGD_TRY(check_step(r, in, why));
+    PGD_TRY(release_rows(r, in, why));
+    for (int32_t i = 0; i < in->n_new; i++) {
+        PGD_TRY(add_new(r, &in->new_requests[i], why));
+        n_scheduled += in->new_requests[i].n_scheduled_tokens;
+    }
+    for (int32_t i = 0; i < in->n_cached; i++) {
+        PGD_TRY(update_cached(r, &in->cached_requests[i], why));
+        n_scheduled += in->cached_requests[i].n_scheduled_tokens;
+    }
+    if (n_scheduled != in->total_scheduled_tokens)
+        return pgd_fail(why, PGD_EPROTO,
+                        "expected %" PRId32 " scheduled tokens in all, got %" PRId64,
+                        in->total_scheduled_tokens, n_scheduled);
+    return kv_cache_zero(r->kv, in->blocks_to_zero, in->n_blocks_to_zero, r->ops, &r->ctx);
+}
+
+static pgd_err run_step(model_runner *r, const scheduler_output *in, step_result *out, pgd_why *why)
+{
+    uint64_t start_us = clock_now_us();
+    r->n_steps++;
+    cpu_pool_begin(r->pool);
+    input_batch_reset(r->batch);
+    sampler_reset(r->sampler);
+    PGD_TRY(apply(r, in, why));
+    uint64_t forward_us = clock_now_us();
+    float *logits;
+    PGD_TRY(decoder_forward(r->decoder, &logits, r->batch, r->table, r->kv, &r->ctx,
+                            &r->base.progress));
+    PGD_TRY(sampler_run(r->sampler, logits, r->batch, r->rows, r->ops, &r->ctx));
+    uint64_t end_us = clock_now_us();
+    *out = (step_result){.step_id = in->step_id,
+                         .forward_us = (uint32_t)(end_us - forward_us),
+                         .total_us = (uint32_t)(end_us - start_us)};
+    sampler_fill_result(r->sampler, out);
+    return PGD_OK;
+}
+
+static pgd_err step(step_runner *base, const scheduler_output *in, step_result *out, pgd_why *why)
+{
+    mem_forbid();
+    pgd_err err = run_step((model_runner *)base, in, out, why);
+    mem_permit();
+    return err;
+}
+
+/* --- life
+ * -------------------------------------------------------------------------------------------------
+ */
+
+static void destroy(step_runner *base)
+{
+    model_runner *r = (model_runner *)base;
+    block_table_destroy(r->table);
+    kv_cache_destroy(r->kv);
+    sampler_destroy(r->sampler);
+    input_batch_destroy(r->batch);
+    request_rows_destroy(r->rows);
+    decoder_destroy(r->decoder);
+    mem_free_aligned(r->ctx.workspace, r->ctx.workspace_bytes);
+    weights_destroy(r->w);
+    cpu_pool_destroy(r->pool);
+    model_file_close(r->file);
+    mem_free(r);
+}
+
+static const step_runner_vtbl vtbl = {
+    .describe = describe, .load = load, .init_kv = init_kv, .step = step, .destroy = destroy};
+
+pgd_err model_runner_create(step_runner **out, const char *device, pgd_why *why)
+{
+    *out = NULL;
+    if (strcmp(device, "cpu") != 0)
+        return pgd_fail(why, PGD_EUNSUPPORTED, "expected device cpu, got \"%s\"", device);
+    cpu_isa isa;
+    const kernel_ops *ops;
+    PGD_TRY(cpu_features_choose(&isa, why));
+    pgd_err err = ops_cpu_get(&ops, isa);
+    if (err != PGD_OK)
+        return pgd_fail(why, err, "expected kernels for %s, got none in this build",
+                        cpu_features_name(isa));
+    model_runner *r = mem_calloc(1, sizeof(*r));
+    if (!r)
+        return PGD_ENOMEM;
+    r->base.vtbl = &vtbl;
+    r->isa = isa;
+    r->ops = ops;
+    thread_set_flush_denormals();
+    *out = &r->base;
+    return PGD_OK;
+}

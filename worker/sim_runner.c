@@ -1,0 +1,530 @@
+/* Rows hold what new_request_msg said and the tokens drawn since; hashes[] is the running hash of
+ * the row's own tokens, which the KV slots are held against.
+ *
+ *   tokens   t0 t1 t2 | t3 t4       n_tokens 5, n_computed 3: a step may compute up to 2 more
+ *   hashes   h0 h1 h2 |             h[p] = mix(h[p-1], t[p]); slot(p) must hold h[p] for every p <
+ * n_computed
+ *
+ * All rows write before any row reads, as in the model: a request may hit a block that another one
+ * fills in the same step. Every context position is checked in debug builds; otherwise one slot of
+ * each block, a different one each step.
+ */
+#include "worker/sim_runner.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/clock.h"
+#include "common/hash.h"
+#include "common/hash_map.h"
+#include "common/mem.h"
+
+#define DEFAULT_BLOCKS 4096
+#define SLICE_US       50000 /* longest sleep without progress */
+#define MAX_STOP_IDS   4096
+
+typedef struct sim_row {
+    uint64_t request_id;
+    uint32_t request_epoch;
+    int32_t n_prompt_tokens;
+    int32_t n_tokens;
+    int32_t n_computed_tokens;
+    int32_t n_scheduled_tokens; /* in the step at hand */
+    bool is_failed;   /* answered with an error: a step sent before that was known may follow */
+    token_id *tokens; /* [max_model_len + 1] */
+    uint64_t *hashes; /* [max_model_len + 1] */
+    sampling_params params; /* stop_ids point to stop_ids */
+    token_id *stop_ids;     /* [MAX_STOP_IDS] */
+    int32_t n_blocks[PGD_MAX_KV_GROUPS];
+    block_id *blocks[PGD_MAX_KV_GROUPS]; /* [max_blocks] */
+} sim_row;
+
+typedef struct sim_runner {
+    step_runner base;
+    load_msg load;
+    int32_t vocab_size;
+    int32_t n_kv_blocks;
+    int32_t block_size;
+    int32_t n_groups;
+    int32_t max_model_len;
+    int32_t max_blocks;
+    token_id kill_token, nan_token, hang_token; /* -1 = none */
+    sim_row *rows;                              /* [max_num_seqs] */
+    int32_t *free_rows;                         /* stack */
+    int32_t n_free_rows;
+    hash_map *by_id;
+    int32_t *batch; /* rows of the step at hand, in order */
+    int32_t n_batch;
+    uint64_t *slots; /* [n_groups][n_kv_blocks * block_size] */
+    request_result_msg *results;
+    token_logprob *logprobs;
+} sim_runner;
+
+static uint64_t mix(uint64_t h, uint64_t x)
+{
+    return hash_u64(h * 0x9e3779b97f4a7c15u + x + 1);
+}
+
+/* --- sampling
+ * -------------------------------------------------------------------------------------------------------
+ */
+
+static token_id draw(uint64_t hash, int32_t output_pos, const sampling_params *p,
+                     int32_t vocab_size)
+{
+    uint64_t x = mix(hash, (uint64_t)output_pos);
+    if (p->temperature > 0)
+        x = mix(mix(x, p->seed), (uint64_t)p->choice_idx);
+    token_id token = (token_id)(x % (uint64_t)vocab_size);
+    for (int32_t tries = 0; tries < p->n_stop_ids && output_pos < p->min_tokens; tries++) {
+        bool is_stop = false;
+        for (int32_t i = 0; i < p->n_stop_ids; i++)
+            is_stop |= p->stop_ids[i] == token;
+        if (!is_stop)
+            break;
+        token = (token + 1) % vocab_size;
+    }
+    return token;
+}
+
+token_id sim_runner_next_token(const token_id *tokens, int32_t n_tokens, int32_t n_prompt_tokens,
+                               const sampling_params *params, int32_t vocab_size)
+{
+    uint64_t hash = 0;
+    for (int32_t i = 0; i < n_tokens; i++)
+        hash = mix(hash, (uint64_t)tokens[i]);
+    return draw(hash, n_tokens - n_prompt_tokens, params, vocab_size);
+}
+
+/* Falling values that depend on rank only; the sampled token is the best one. */
+static int32_t fill_logprobs(token_logprob *out, token_id token, int32_t n_best, int32_t vocab_size)
+{
+    out[0] = (token_logprob){token, -0.25f};
+    for (int32_t k = 0; k < n_best; k++)
+        out[1 + k] =
+            (token_logprob){(token_id)(((int64_t)token + k) % vocab_size), -0.25f - (float)k};
+    return 1 + n_best;
+}
+
+/* --- rows
+ * -----------------------------------------------------------------------------------------------------------
+ */
+
+static sim_row *find_row(sim_runner *s, uint64_t request_id)
+{
+    uintptr_t idx;
+    return hash_map_get(s->by_id, request_id, &idx) ? &s->rows[idx] : NULL;
+}
+
+static pgd_err release_rows(sim_runner *s, const uint64_t *ids, int32_t n_ids, const char *what,
+                            pgd_why *why)
+{
+    for (int32_t i = 0; i < n_ids; i++) {
+        sim_row *row = find_row(s, ids[i]);
+        if (row == NULL)
+            return pgd_fail(why, PGD_EPROTO, "sim: %s request %llu: expected a row, got none", what,
+                            (unsigned long long)ids[i]);
+        s->free_rows[s->n_free_rows++] = (int32_t)(row - s->rows);
+        (void)!hash_map_remove(s->by_id, ids[i]);
+    }
+    return PGD_OK;
+}
+
+static pgd_err append_blocks(sim_runner *s, sim_row *row, const block_ids_msg *add,
+                             int32_t n_context, pgd_why *why)
+{
+    for (int32_t g = 0; g < s->n_groups; g++) {
+        if (row->n_blocks[g] + add->n_blocks[g] > s->max_blocks)
+            return pgd_fail(why, PGD_EPROTO,
+                            "sim: request %llu: expected at most %d blocks, got %d and %d more",
+                            (unsigned long long)row->request_id, s->max_blocks, row->n_blocks[g],
+                            add->n_blocks[g]);
+        for (int32_t i = 0; i < add->n_blocks[g]; i++) {
+            if (add->ids[g][i] < 0 || add->ids[g][i] >= s->n_kv_blocks)
+                return pgd_fail(
+                    why, PGD_EPROTO, "sim: request %llu: expected a block id 0..%d, got %d",
+                    (unsigned long long)row->request_id, s->n_kv_blocks - 1, add->ids[g][i]);
+            row->blocks[g][row->n_blocks[g]++] = add->ids[g][i];
+        }
+        if ((int64_t)row->n_blocks[g] * s->block_size < n_context)
+            return pgd_fail(why, PGD_EPROTO,
+                            "sim: request %llu: expected blocks for %d tokens, got %d blocks of %d",
+                            (unsigned long long)row->request_id, n_context, row->n_blocks[g],
+                            s->block_size);
+    }
+    return PGD_OK;
+}
+
+static pgd_err add_new(sim_runner *s, const new_request_msg *n, pgd_why *why)
+{
+    if (find_row(s, n->request_id) != NULL)
+        return pgd_fail(why, PGD_EPROTO, "sim: new request %llu: it has a row already",
+                        (unsigned long long)n->request_id);
+    if (s->n_free_rows == 0)
+        return pgd_fail(why, PGD_EPROTO, "sim: new request %llu: all %d rows are taken",
+                        (unsigned long long)n->request_id, s->load.max_num_seqs);
+    if (n->n_tokens > s->max_model_len || n->params.n_stop_ids > MAX_STOP_IDS)
+        return pgd_fail(
+            why, PGD_EPROTO,
+            "sim: new request %llu: expected at most %d tokens and %d stop ids, got %d and %d",
+            (unsigned long long)n->request_id, s->max_model_len, MAX_STOP_IDS, n->n_tokens,
+            n->params.n_stop_ids);
+    int32_t idx = s->free_rows[--s->n_free_rows];
+    sim_row *row = &s->rows[idx];
+    if (!hash_map_put(s->by_id, n->request_id, (uintptr_t)idx))
+        return pgd_fail(why, PGD_ENOMEM, "sim: row map is full");
+    row->request_id = n->request_id;
+    row->request_epoch = n->request_epoch;
+    row->n_prompt_tokens = n->n_prompt_tokens;
+    row->n_tokens = n->n_tokens;
+    row->n_computed_tokens = n->n_computed_tokens;
+    row->n_scheduled_tokens = n->n_scheduled_tokens;
+    row->is_failed = false;
+    memcpy(row->tokens, n->tokens, (size_t)n->n_tokens * sizeof *row->tokens);
+    uint64_t hash = 0;
+    for (int32_t p = 0; p < n->n_tokens; p++)
+        row->hashes[p] = hash = mix(hash, (uint64_t)n->tokens[p]);
+    row->params = n->params;
+    row->params.stop_ids = row->stop_ids;
+    if (n->params.n_stop_ids > 0)
+        memcpy(row->stop_ids, n->params.stop_ids,
+               (size_t)n->params.n_stop_ids * sizeof *row->stop_ids);
+    memset(row->n_blocks, 0, sizeof row->n_blocks);
+    s->batch[s->n_batch++] = idx;
+    return append_blocks(s, row, &n->blocks, n->n_computed_tokens + n->n_scheduled_tokens, why);
+}
+
+static pgd_err update_cached(sim_runner *s, const cached_request_msg *c, pgd_why *why)
+{
+    sim_row *row = find_row(s, c->request_id);
+    if (row == NULL)
+        return pgd_fail(why, PGD_EPROTO, "sim: request %llu: expected a row, got none",
+                        (unsigned long long)c->request_id);
+    for (int32_t i = 0; i < s->n_batch; i++)
+        if (&s->rows[s->batch[i]] == row)
+            return pgd_fail(why, PGD_EPROTO, "sim: request %llu: it is twice in the step",
+                            (unsigned long long)c->request_id);
+    if (!row->is_failed &&
+        (c->n_computed_tokens != row->n_computed_tokens ||
+         c->n_computed_tokens + c->n_scheduled_tokens - c->n_draft_tokens > row->n_tokens))
+        return pgd_fail(why, PGD_EPROTO,
+                        "sim: request %llu: expected %d computed and at most %d known tokens, got "
+                        "%d computed + %d scheduled",
+                        (unsigned long long)c->request_id, row->n_computed_tokens, row->n_tokens,
+                        c->n_computed_tokens, c->n_scheduled_tokens);
+    if (c->n_draft_tokens > 0)
+        return pgd_fail(why, PGD_EUNSUPPORTED, "sim: request %llu: expected no drafts, got %d",
+                        (unsigned long long)c->request_id, c->n_draft_tokens);
+    row->n_scheduled_tokens = c->n_scheduled_tokens;
+    s->batch[s->n_batch++] = (int32_t)(row - s->rows);
+    return append_blocks(s, row, &c->new_blocks, c->n_computed_tokens + c->n_scheduled_tokens, why);
+}
+
+/* --- KV cache
+ * --------------------------------------------------------------------------------------------------------
+ */
+
+static uint64_t *slot_at(sim_runner *s, const sim_row *row, int32_t g, int32_t pos)
+{
+    size_t block = (size_t)row->blocks[g][pos / s->block_size];
+    return &s->slots[((size_t)g * (size_t)s->n_kv_blocks + block) * (size_t)s->block_size +
+                     (size_t)(pos % s->block_size)];
+}
+
+static pgd_err write_kv(sim_runner *s, const sim_row *row, pgd_why *why)
+{
+    if (row->is_failed)
+        return PGD_OK;
+    int32_t end = row->n_computed_tokens + row->n_scheduled_tokens;
+    for (int32_t g = 0; g < s->n_groups; g++) {
+        for (int32_t p = row->n_computed_tokens; p < end; p++) {
+            if (row->blocks[g][p / s->block_size] == 0)
+                return pgd_fail(why, PGD_EPROTO,
+                                "sim: request %llu: position %d would be written to the null block",
+                                (unsigned long long)row->request_id, p);
+            *slot_at(s, row, g, p) = row->hashes[p];
+        }
+    }
+    return PGD_OK;
+}
+
+static pgd_err check_kv(sim_runner *s, const sim_row *row, uint64_t step_id, pgd_why *why)
+{
+    if (row->is_failed)
+        return PGD_OK;
+    int32_t end = row->n_computed_tokens + row->n_scheduled_tokens;
+#if PGD_DEBUG
+    int32_t stride = 1;
+    int32_t first = 0;
+    (void)step_id;
+#else
+    int32_t stride = s->block_size;
+    int32_t first = (int32_t)(step_id % (uint64_t)s->block_size);
+#endif
+    for (int32_t g = 0; g < s->n_groups; g++) {
+        for (int32_t p = first; p < end; p += stride) {
+            uint64_t got = *slot_at(s, row, g, p);
+            if (got != row->hashes[p])
+                return pgd_fail(why, PGD_EPROTO,
+                                "sim: step %llu, request %llu: block %d (group %d) holds %s at "
+                                "position %d of %d computed and "
+                                "%d scheduled tokens",
+                                (unsigned long long)step_id, (unsigned long long)row->request_id,
+                                row->blocks[g][p / s->block_size], g,
+                                got == 0 ? "nothing" : "other tokens", p, row->n_computed_tokens,
+                                row->n_scheduled_tokens);
+        }
+    }
+    return PGD_OK;
+}
+
+static void zero_blocks(sim_runner *s, const scheduler_output *in)
+{
+    size_t block_bytes = (size_t)s->block_size * sizeof *s->slots;
+    for (int32_t i = 0; i < in->n_blocks_to_zero; i++)
+        for (int32_t g = 0; g < s->n_groups; g++)
+            memset(&s->slots[((size_t)g * (size_t)s->n_kv_blocks + (size_t)in->blocks_to_zero[i]) *
+                             (size_t)s->block_size],
+                   0, block_bytes);
+}
+
+/* --- a step
+ * ------------------------------------------------------------------------------------------------------------
+ */
+
+static void count_progress(sim_runner *s)
+{
+    __atomic_fetch_add(&s->base.progress, 1, __ATOMIC_RELAXED);
+}
+
+static void sleep_us(sim_runner *s, uint64_t n_us)
+{
+    uint64_t end = clock_now_us() + n_us;
+    for (uint64_t now = clock_now_us(); now < end; now = clock_now_us()) {
+        uint64_t slice = PGD_MIN(end - now, SLICE_US);
+        struct timespec ts = {.tv_sec = 0, .tv_nsec = (long)slice * 1000};
+        nanosleep(&ts, NULL);
+        count_progress(s);
+    }
+}
+
+/* True when the row's answer is an error. */
+static bool apply_faults(sim_runner *s, const sim_row *row)
+{
+    bool is_nan = row->is_failed;
+    int32_t end = is_nan ? 0 : row->n_computed_tokens + row->n_scheduled_tokens;
+    for (int32_t p = row->n_computed_tokens; p < end; p++) {
+        if (row->tokens[p] == s->kill_token) {
+            fprintf(stderr, "sim: told to die by token %d\n", s->kill_token);
+            abort();
+        }
+        while (row->tokens[p] == s->hang_token)
+            nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+        is_nan |= row->tokens[p] == s->nan_token;
+    }
+    return is_nan;
+}
+
+static void finish_row(sim_runner *s, sim_row *row, bool is_nan, step_result *out)
+{
+    int32_t end = row->n_computed_tokens + row->n_scheduled_tokens;
+    request_result_msg *r = &s->results[out->n_results];
+    row->n_computed_tokens = end;
+    if (end < row->n_tokens && !is_nan)
+        return; /* still inside its prompt */
+    *r = (request_result_msg){.request_id = row->request_id, .request_epoch = row->request_epoch};
+    out->n_results++;
+    if (is_nan) {
+        row->is_failed = true;
+        r->error = REQUEST_ERROR_NAN_LOGITS;
+        return;
+    }
+    token_id token = draw(row->hashes[end - 1], row->n_tokens - row->n_prompt_tokens, &row->params,
+                          s->vocab_size);
+    r->n_tokens = 1;
+    r->tokens[0] = token;
+    if (row->params.n_logprobs >= 0) {
+        r->first_logprob = out->n_logprobs;
+        r->n_logprobs_per_token = fill_logprobs(&s->logprobs[out->n_logprobs], token,
+                                                row->params.n_logprobs, s->vocab_size);
+        out->n_logprobs += r->n_logprobs_per_token;
+    }
+    row->hashes[row->n_tokens] = mix(row->hashes[end - 1], (uint64_t)token);
+    row->tokens[row->n_tokens++] = token;
+}
+
+static pgd_err sim_step(step_runner *base, const scheduler_output *in, step_result *out,
+                        pgd_why *why)
+{
+    sim_runner *s = (sim_runner *)(void *)base;
+    uint64_t start_us = clock_now_us();
+    *out = (step_result){.step_id = in->step_id, .results = s->results, .logprobs = s->logprobs};
+    s->n_batch = 0;
+    PGD_TRY(release_rows(s, in->finished_ids, in->n_finished, "finished", why));
+    PGD_TRY(release_rows(s, in->preempted_ids, in->n_preempted, "preempted", why));
+    for (int32_t i = 0; i < in->n_new; i++)
+        PGD_TRY(add_new(s, &in->new_requests[i], why));
+    for (int32_t i = 0; i < in->n_cached; i++)
+        PGD_TRY(update_cached(s, &in->cached_requests[i], why));
+    zero_blocks(s, in);
+    for (int32_t i = 0; i < s->n_batch; i++)
+        PGD_TRY(write_kv(s, &s->rows[s->batch[i]], why));
+    for (int32_t i = 0; i < s->n_batch; i++)
+        PGD_TRY(check_kv(s, &s->rows[s->batch[i]], in->step_id, why));
+    if (s->n_batch > 0)
+        sleep_us(s, s->load.sim_step_us +
+                        (uint64_t)s->load.sim_token_us * (uint64_t)in->total_scheduled_tokens);
+    for (int32_t i = 0; i < s->n_batch; i++) {
+        sim_row *row = &s->rows[s->batch[i]];
+        finish_row(s, row, apply_faults(s, row), out);
+    }
+    count_progress(s);
+    out->forward_us = (uint32_t)PGD_MIN(clock_now_us() - start_us, UINT32_MAX);
+    return PGD_OK;
+}
+
+/* --- life
+ * ------------------------------------------------------------------------------------------------------------------
+ */
+
+static void sim_describe(step_runner *base, hello_msg *hello)
+{
+    (void)base;
+    snprintf(hello->device_name, sizeof hello->device_name, "simulated");
+    hello->memory_total_bytes = 64ull << 30;
+    hello->memory_free_bytes = 64ull << 30;
+}
+
+static pgd_err sim_load(step_runner *base, const load_msg *msg, load_done_msg *done,
+                        step_runner_progress_fn progress, void *arg, pgd_why *why)
+{
+    sim_runner *s = (sim_runner *)(void *)base;
+    if (msg->sim_vocab_size < 1)
+        return pgd_fail(why, PGD_EPROTO, "sim: expected sim_vocab_size >= 1, got %d",
+                        msg->sim_vocab_size);
+    s->load = *msg;
+    s->vocab_size = msg->sim_vocab_size;
+    *done = (load_done_msg){.kv_page_bytes = (uint64_t)msg->block_size * 4096,
+                            .n_kv_groups = 1,
+                            .n_layers_per_group = {1},
+                            .vocab_size = msg->sim_vocab_size};
+    /* A quarter of it makes DEFAULT_BLOCKS. */
+    done->memory_free_bytes = 4 * DEFAULT_BLOCKS * done->kv_page_bytes;
+    progress(arg, 1, 1);
+    return PGD_OK;
+}
+
+static pgd_err alloc_rows(sim_runner *s, pgd_why *why)
+{
+    int32_t n_rows = s->load.max_num_seqs;
+    size_t n_tokens = (size_t)s->max_model_len + 1;
+    s->rows = mem_calloc((size_t)n_rows, sizeof *s->rows);
+    s->free_rows = mem_calloc((size_t)n_rows, sizeof *s->free_rows);
+    s->batch = mem_calloc((size_t)n_rows, sizeof *s->batch);
+    s->results = mem_calloc((size_t)n_rows, sizeof *s->results);
+    s->logprobs =
+        mem_calloc((size_t)n_rows * (size_t)(s->load.max_logprobs + 1), sizeof *s->logprobs);
+    s->slots = mem_calloc((size_t)s->n_groups * (size_t)s->n_kv_blocks,
+                          (size_t)s->block_size * sizeof *s->slots);
+    bool ok = s->rows != NULL && s->free_rows != NULL && s->batch != NULL && s->results != NULL &&
+              s->logprobs != NULL && s->slots != NULL &&
+              hash_map_create(&s->by_id, (size_t)n_rows) == PGD_OK;
+    for (int32_t i = 0; ok && i < n_rows; i++) {
+        sim_row *row = &s->rows[i];
+        s->free_rows[s->n_free_rows++] = n_rows - 1 - i;
+        row->tokens = mem_calloc(n_tokens, sizeof *row->tokens);
+        row->hashes = mem_calloc(n_tokens, sizeof *row->hashes);
+        row->stop_ids = mem_calloc(MAX_STOP_IDS, sizeof *row->stop_ids);
+        ok = row->tokens != NULL && row->hashes != NULL && row->stop_ids != NULL;
+        for (int32_t g = 0; ok && g < s->n_groups; g++) {
+            row->blocks[g] = mem_calloc((size_t)s->max_blocks, sizeof *row->blocks[g]);
+            ok = row->blocks[g] != NULL;
+        }
+    }
+    return ok ? PGD_OK
+              : pgd_fail(why, PGD_ENOMEM, "sim: out of memory for %d rows and %d blocks", n_rows,
+                         s->n_kv_blocks);
+}
+
+static pgd_err sim_init_kv(step_runner *base, const kv_config_msg *msg, kv_ready_msg *ready,
+                           pgd_why *why)
+{
+    sim_runner *s = (sim_runner *)(void *)base;
+    s->n_kv_blocks = msg->n_blocks;
+    s->block_size = msg->block_size;
+    s->n_groups = msg->n_groups;
+    s->max_model_len = msg->max_model_len;
+    s->max_blocks = (s->max_model_len - 1) / s->block_size + 2;
+    ready->kv_bytes = (uint64_t)msg->n_blocks * (uint64_t)msg->block_size * 4096;
+    return alloc_rows(s, why);
+}
+
+static void sim_destroy(step_runner *base)
+{
+    sim_runner *s = (sim_runner *)(void *)base;
+    for (int32_t i = 0; s->rows != NULL && i < s->load.max_num_seqs; i++) {
+        mem_free(s->rows[i].tokens);
+        mem_free(s->rows[i].hashes);
+        mem_free(s->rows[i].stop_ids);
+        for (int32_t g = 0; g < PGD_MAX_KV_GROUPS; g++)
+            mem_free(s->rows[i].blocks[g]);
+    }
+    mem_free(s->rows);
+    mem_free(s->free_rows);
+    mem_free(s->batch);
+    mem_free(s->results);
+    mem_free(s->logprobs);
+    mem_free(s->slots);
+    hash_map_destroy(s->by_id);
+    mem_free(s);
+}
+
+static const step_runner_vtbl VTBL = {
+    .describe = sim_describe,
+    .load = sim_load,
+    .init_kv = sim_init_kv,
+    .step = sim_step,
+    .destroy = sim_destroy,
+};
+
+static pgd_err parse_faults(sim_runner *s, const char *text, pgd_why *why)
+{
+    s->kill_token = s->nan_token = s->hang_token = -1;
+    while (text != NULL && *text != 0) {
+        char name[8];
+        int token;
+        int used = 0;
+        if (sscanf(text, "%7[a-z]:%d%n", name, &token, &used) < 2 ||
+            (text[used] != 0 && text[used] != ','))
+            return pgd_fail(why, PGD_EINVAL,
+                            "PAGED_SIM_FAULTS: expected kill:T, nan:T or hang:T, got %s", text);
+        if (strcmp(name, "kill") == 0)
+            s->kill_token = token;
+        else if (strcmp(name, "nan") == 0)
+            s->nan_token = token;
+        else if (strcmp(name, "hang") == 0)
+            s->hang_token = token;
+        else
+            return pgd_fail(why, PGD_EINVAL, "PAGED_SIM_FAULTS: expected kill, nan or hang, got %s",
+                            name);
+        text += used + (text[used] == ',');
+    }
+    return PGD_OK;
+}
+
+pgd_err sim_runner_create(step_runner **out, pgd_why *why)
+{
+    sim_runner *s = mem_calloc(1, sizeof *s);
+    if (s == NULL)
+        return pgd_fail(why, PGD_ENOMEM, "sim: out of memory");
+    s->base.vtbl = &VTBL;
+    pgd_err err = parse_faults(s, getenv("PAGED_SIM_FAULTS"), why);
+    if (err != PGD_OK) {
+        mem_free(s);
+        return err;
+    }
+    *out = &s->base;
+    return PGD_OK;
+}

@@ -1,0 +1,58 @@
+/* Model weights ready for computing: matrices packed for the chosen instruction set, small vectors
+ * in f32.
+ *
+ * Q, K and V become one matrix when their types agree, gate and up likewise; otherwise the parts
+ * stay apart and still go through one matmul call. The embedding is read from the mapped file in
+ * place.
+ * Owns:    packed matrices and vectors; borrows the model file until destroy
+ * Thread:  the worker's main thread
+ */
+#ifndef WORKER_WEIGHTS_H
+#define WORKER_WEIGHTS_H
+
+#include "common/model/model_file.h"
+#include "kernels/ops.h"
+
+/* A linear map n_in -> n_out whose outputs lie side by side: parts[0]'s first, then parts[1]'s. */
+typedef struct weights_linear {
+    int32_t n_parts;
+    packed_weight parts[MATMUL_MAX_WEIGHTS];
+    int32_t n_in;
+    int32_t n_out;
+    const float *bias; /* [n_out] or NULL */
+} weights_linear;
+
+typedef struct weights_layer {
+    const float *attn_norm; /* [dim] */
+    const float *ffn_norm;  /* [dim] */
+    const float *q_norm;    /* [head_dim] or NULL */
+    const float *k_norm;
+    weights_linear qkv; /* dim -> (n_heads + 2 n_kv_heads) * head_dim */
+    weights_linear attn_out;
+    weights_linear gate_up; /* dim -> 2 ffn_dim */
+    weights_linear down;
+} weights_layer;
+
+typedef struct weights {
+    const void *embed; /* [vocab_size, dim] of embed_type, in the file */
+    dtype embed_type;
+    int64_t embed_row_bytes;
+    const float *out_norm;   /* [dim] */
+    weights_linear head;     /* dim -> vocab_size */
+    const float *rope_freqs; /* [rope_dim / 2] or NULL */
+    int32_t n_layers;
+    weights_layer *layers; /* [n_layers] */
+    void *data;            /* everything packed, one block */
+    size_t n_bytes;
+} weights;
+
+typedef void (*weights_progress_fn)(void *arg, uint64_t done_bytes, uint64_t total_bytes);
+
+/* Packs on all threads of the pool (NULL = here); progress (may be NULL) counts bytes of the file.
+ * PGD_EFORMAT and PGD_EUNSUPPORTED name the tensor. */
+PGD_MUST_USE pgd_err weights_load(weights **out, const model_file *file, const matmul_impl *matmul,
+                                  cpu_pool *pool, weights_progress_fn progress, void *arg,
+                                  pgd_why *why);
+void weights_destroy(weights *w);
+
+#endif
