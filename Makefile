@@ -31,8 +31,8 @@ CFLAGS_ALL := -std=c17 -D_GNU_SOURCE -DPGD_DEBUG=$(DEBUG) $(OPT) -g -fno-omit-fr
               $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=undefined) $(CFLAGS)
 LDFLAGS_ALL := -Wl,--gc-sections $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
 LIBS_COMMON := -lcjson -lcrypto -lpthread -lm
-LIBS_ENGINE := -luv -lnng $(if $(LLHTTP_SRC),,-lllhttp) -lutf8proc -linih $(LIBS_COMMON)
-LIBS_WORKER := -lnng $(LIBS_COMMON) -linih
+LIBS_ENGINE := -luv -lnng $(if $(LLHTTP_SRC),,-lllhttp) -lutf8proc $(LIBS_COMMON)
+LIBS_WORKER := -lnng $(LIBS_COMMON)
 
 # A change of flags rebuilds: the flags are written at parse time, and only when they differ.
 FLAGS_NOW := $(CC) $(CFLAGS_ALL) $(LDFLAGS_ALL)
@@ -73,9 +73,11 @@ FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 all: $(BUILD)/bin/paged $(BUILD)/bin/paged-worker
 
 # --- objects: ISA flags by file name, so that generic objects stay baseline ---------------------------------------
-ISA = $(if $(filter %_avx2.c,$<),-mavx2 -mfma -mf16c -O3)$(if \
-        $(filter %_avx512.c,$<),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -O3)$(if \
-        $(filter %_avx512vnni.c,$<),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c -O3)
+# Under sanitizers -O3 of these files takes minutes (every unrolled load is checked), -O1 seconds.
+ISA_OPT := $(if $(SAN),,-O3)
+ISA = $(if $(filter %_avx2.c,$<),-mavx2 -mfma -mf16c $(ISA_OPT))$(if \
+        $(filter %_avx512.c,$<),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c $(ISA_OPT))$(if \
+        $(filter %_avx512vnni.c,$<),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c $(ISA_OPT))
 
 $(BUILD)/%.c.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -104,6 +106,9 @@ $(BUILD)/bin/paged-worker: $(call obj,worker/main.c) $(LIBS_WORKER_A)
 $(BUILD)/tests/%: $(BUILD)/tests/%.c.o $(LIBS_ALL_A)
 	@mkdir -p $(@D)
 	$(call say,LD)$(CC) $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(LIBS_ALL_A) -Wl,--end-group -lcmocka $(LIBS_ENGINE)
+
+# This one starts real workers.
+$(BUILD)/tests/unit/test_core_loop: | $(BUILD)/bin/paged-worker
 
 # T=name narrows to tests whose file begins with test_name.
 test-unit: $(if $(T),$(foreach b,$(UNIT_BIN),$(if $(filter test_$(T)%,$(notdir $b)),$b)),$(UNIT_BIN))

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <pthread.h>
+
 #include "common/file.h"
 #include "common/mem.h"
 #include "common/utf8.h"
@@ -80,14 +82,30 @@ static pgd_err scan_string(const char *text, size_t n, size_t at, size_t *n_used
     return PGD_OK;
 }
 
-static pgd_err scan(const char *text, size_t n, int max_depth, bool *has_nul, pgd_why *why)
+/* A number of n bytes in the grammar's form; only an exponent or many digits can overflow. */
+static bool is_finite_number(const char *text, size_t n)
+{
+    char number[MAX_NUMBER_BYTES + 1]; /* text need not be NUL-terminated */
+    if (n < 300 && memchr(text, 'e', n) == NULL && memchr(text, 'E', n) == NULL)
+        return true;
+    memcpy(number, text, n);
+    number[n] = '\0';
+    return isfinite(strtod(number, NULL));
+}
+
+static pgd_err scan(const char *text, size_t n, int max_depth, size_t max_values, bool *has_nul,
+                    pgd_why *why)
 {
     size_t bad_at;
+    size_t n_values = 1; /* at least as many as there are */
     if (!utf8_is_valid(text, n, &bad_at))
         return pgd_fail(why, PGD_EFORMAT, "invalid JSON: not UTF-8 at byte %zu", bad_at);
     int depth = 0;
     for (size_t i = 0; i < n;) {
         char c = text[i];
+        if ((c == ',' || c == '{' || c == '[') && ++n_values > max_values)
+            return pgd_fail(why, PGD_ERANGE, "expected at most %zu values, got more, at byte %zu",
+                            max_values, i);
         if (c == '"') {
             size_t used = 0;
             PGD_TRY(scan_string(text + i, n - i, i, &used, has_nul, why));
@@ -103,15 +121,12 @@ static pgd_err scan(const char *text, size_t n, int max_depth, bool *has_nul, pg
             i++;
         } else if (c == '-' || is_digit(c)) {
             size_t used = scan_number(text + i, n - i);
-            char number[MAX_NUMBER_BYTES + 1]; /* text need not be NUL-terminated */
             if (used == 0 || (i + used < n && (is_digit(text[i + used]) || text[i + used] == '.')))
                 return pgd_fail(why, PGD_EFORMAT, "invalid JSON: bad number at byte %zu", i);
             if (used > MAX_NUMBER_BYTES)
                 return pgd_fail(why, PGD_ERANGE, "number at byte %zu has more than %d characters",
                                 i, MAX_NUMBER_BYTES);
-            memcpy(number, text + i, used);
-            number[used] = '\0';
-            if (!isfinite(strtod(number, NULL)))
+            if (!is_finite_number(text + i, used))
                 return pgd_fail(why, PGD_ERANGE,
                                 "number at byte %zu is too large: it must be finite", i);
             i += used;
@@ -145,12 +160,28 @@ static size_t replace_nul_escapes(char *text, size_t n)
     return out;
 }
 
-pgd_err json_parse(cJSON **out, const char *text, size_t n_bytes, int max_depth, pgd_why *why)
+/* cJSON says the same of a syntax error and of memory that ran out; this tells them apart. */
+static _Thread_local bool memory_ran_out;
+
+static void *alloc_noted(size_t n_bytes)
+{
+    void *p = malloc(n_bytes);
+    memory_ran_out = memory_ran_out || p == NULL;
+    return p;
+}
+
+static void set_hooks(void)
+{
+    cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = alloc_noted, .free_fn = free});
+}
+
+pgd_err json_parse_bounded(cJSON **out, const char *text, size_t n_bytes, int max_depth,
+                           size_t max_values, pgd_why *why)
 {
     bool has_nul = false;
     char *copy = NULL;
     *out = NULL;
-    PGD_TRY(scan(text, n_bytes, max_depth, &has_nul, why));
+    PGD_TRY(scan(text, n_bytes, max_depth, max_values, &has_nul, why));
     if (has_nul) {
         copy = mem_strndup(text, n_bytes);
         if (copy == NULL)
@@ -158,10 +189,15 @@ pgd_err json_parse(cJSON **out, const char *text, size_t n_bytes, int max_depth,
         n_bytes = replace_nul_escapes(copy, n_bytes);
         text = copy;
     }
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, set_hooks);
+    memory_ran_out = false;
     const char *end = text;
     pgd_err err = PGD_OK;
     cJSON *tree = cJSON_ParseWithLengthOpts(text, n_bytes, &end, false);
-    if (tree == NULL) {
+    if (tree == NULL && memory_ran_out) {
+        err = pgd_fail(why, PGD_ENOMEM, "out of memory parsing JSON of %zu bytes", n_bytes);
+    } else if (tree == NULL) {
         err = pgd_fail(why, PGD_EFORMAT, "invalid JSON: syntax error at byte %zu of %zu",
                        (size_t)(end - text), n_bytes);
     } else {
@@ -178,6 +214,11 @@ pgd_err json_parse(cJSON **out, const char *text, size_t n_bytes, int max_depth,
     }
     mem_free(copy);
     return err;
+}
+
+pgd_err json_parse(cJSON **out, const char *text, size_t n_bytes, int max_depth, pgd_why *why)
+{
+    return json_parse_bounded(out, text, n_bytes, max_depth, JSON_ANY_VALUES, why);
 }
 
 pgd_err json_parse_file(cJSON **out, const char *path, size_t max_bytes, pgd_why *why)

@@ -1,7 +1,7 @@
 /* Strict reading of JSON from outside, on top of cJSON.
  *
  * json_parse refuses what cJSON lets pass: bytes after the value, NaN and Infinity, numbers that
- * overflow a double, nesting deeper than max_depth, invalid UTF-8. Of duplicate keys the first
+ * overflow a double, nesting deeper than max_depth, invalid UTF-8, more values than max_values. Of duplicate keys the first
  * wins. A string that holds \u0000 is kept whole: cJSON would cut it, so the parser substitutes
  * U+0000 by the two bytes C0 80 and json_string_dup undoes that.
  * Thread:  any; a tree belongs to one thread at a time
@@ -14,10 +14,16 @@
 #include "common/err.h"
 
 #define JSON_MAX_DEPTH 64
+/* A cJSON item costs some 80 bytes for as little as two bytes of text: what comes from the network
+ * has a limit. */
+#define JSON_ANY_VALUES SIZE_MAX
 
 /* *out must be freed with cJSON_Delete. */
 PGD_MUST_USE pgd_err json_parse(cJSON **out, const char *text, size_t n_bytes, int max_depth,
                                 pgd_why *why);
+/* The same with at most max_values values, containers and keys' values alike. */
+PGD_MUST_USE pgd_err json_parse_bounded(cJSON **out, const char *text, size_t n_bytes,
+                                        int max_depth, size_t max_values, pgd_why *why);
 /* Reads a whole file, at most max_bytes. */
 PGD_MUST_USE pgd_err json_parse_file(cJSON **out, const char *path, size_t max_bytes, pgd_why *why);
 

@@ -51,6 +51,21 @@ bool log_level_parse(log_level *out, const char *name)
     return false;
 }
 
+/* One event is one line, and nothing that a message quotes (a client's field name) may command a
+ * terminal: control characters of ASCII and, in UTF-8, of Latin-1. */
+static void clean(char *line, int n)
+{
+    for (int i = 0; i < n; i++) {
+        unsigned char c = (unsigned char)line[i];
+        if (c == '\n' || c == '\r' || c == '\t')
+            line[i] = ' ';
+        else if (c < 0x20 || c == 0x7F)
+            line[i] = '?';
+        else if (c == 0xC2 && i + 1 < n && (unsigned char)line[i + 1] < 0xA0)
+            line[i] = line[i + 1] = '?';
+    }
+}
+
 void log_write(log_level level, const char *component, const char *fmt, ...)
 {
     if (!log_enabled(level))
@@ -79,11 +94,7 @@ void log_write(log_level level, const char *component, const char *fmt, ...)
     used += body;
     if (used > (int)sizeof(line) - 2)
         used = (int)sizeof(line) - 2;
-    /* One event is one line, whatever a message quotes. */
-    for (int i = 0; i < used; i++) {
-        if (line[i] == '\n' || line[i] == '\r')
-            line[i] = ' ';
-    }
+    clean(line, used);
     line[used++] = '\n';
     ssize_t written = write(STDERR_FILENO, line, (size_t)used);
     (void)written; /* nowhere to tell that stderr is gone */

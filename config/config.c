@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <ini.h>
 #include <strings.h>
 #include <unistd.h>
 
@@ -18,6 +17,7 @@
 
 #define MAX_FILE_BYTES ((size_t)1 << 20)
 #define MAX_OPTIONS    128
+#define MAX_NAME       64
 
 static config_source
     sources[MAX_OPTIONS]; /* of the one configuration of this process, for --dump */
@@ -48,6 +48,41 @@ static const char *const unbuilt_names[] = {
     "worker",
 };
 
+/* Insertions, deletions and replacements from a to b; names of the table are shorter than MAX_NAME.
+ */
+static size_t edit_distance(const char *a, const char *b)
+{
+    size_t row[MAX_NAME + 1];
+    size_t n = strlen(b);
+    for (size_t j = 0; j <= n; j++)
+        row[j] = j;
+    for (size_t i = 1; a[i - 1] != '\0'; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= n; j++) {
+            size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = PGD_MIN(replaced, PGD_MIN(row[j], row[j - 1]) + 1);
+        }
+    }
+    return row[n];
+}
+
+/* For typing errors; NULL when nothing is near. */
+static const char *nearest_name(const char *name)
+{
+    const char *best = NULL;
+    size_t best_distance = PGD_MIN(strlen(name) / 2, 3) + 1;
+    for (size_t i = 0; i < config_n_options && strlen(name) < MAX_NAME; i++) {
+        size_t distance = edit_distance(name, config_options[i].name);
+        if (distance < best_distance) {
+            best_distance = distance;
+            best = config_options[i].name;
+        }
+    }
+    return best;
+}
+
 static pgd_err fail_unknown(const char *name, const char *where, pgd_why *why)
 {
     for (size_t i = 0; i < PGD_ARRAY_LEN(unbuilt_names); i++) {
@@ -55,18 +90,7 @@ static pgd_err fail_unknown(const char *name, const char *where, pgd_why *why)
             return pgd_fail(why, PGD_EUNSUPPORTED, "%s: option %s is not built into this version",
                             where, name);
     }
-    /* The nearest name by shared prefix helps with typing errors. */
-    const char *best = NULL;
-    size_t best_len = 3;
-    for (size_t i = 0; i < config_n_options; i++) {
-        size_t len = 0;
-        while (name[len] != '\0' && name[len] == config_options[i].name[len])
-            len++;
-        if (len > best_len) {
-            best_len = len;
-            best = config_options[i].name;
-        }
-    }
+    const char *best = nearest_name(name);
     if (best != NULL)
         return pgd_fail(why, PGD_EINVAL, "%s: unknown option %s (did you mean %s?)", where, name,
                         best);
@@ -197,53 +221,76 @@ void config_init(config *cfg)
     PGD_ASSERT(config_n_options <= MAX_OPTIONS);
     for (size_t i = 0; i < config_n_options; i++) {
         pgd_why why;
+        PGD_ASSERT(strlen(config_options[i].name) < MAX_NAME);
         if (set_option(cfg, (int)i, config_options[i].fallback, CONFIG_DEFAULT, "default", &why) !=
             PGD_OK)
             PGD_PANIC("%s", why.text);
     }
 }
 
-typedef struct file_reader {
-    config *cfg;
-    const char *path;
-    pgd_why *why;
-    pgd_err err;
-} file_reader;
-
-/* inih calls this per key; line numbers need its INI_HANDLER_LINENO build, which Debian's is not,
- * so the reader counts the lines itself (see read_file). */
-static int on_key(void *user, const char *section, const char *name, const char *value)
+/* Cuts white space off both ends, in place. */
+static char *trim(char *text)
 {
-    file_reader *r = user;
-    char where[CONFIG_PATH_BYTES + 32];
-    snprintf(where, sizeof(where), "%s", r->path);
-    int idx = find_option(name);
-    if (idx < 0)
-        r->err = fail_unknown(name, where, r->why);
-    else if (strcmp(section, config_options[idx].section) != 0)
-        r->err = pgd_fail(r->why, PGD_EINVAL, "%s: option %s belongs in section [%s], got [%s]",
-                          where, name, config_options[idx].section, section);
-    else
-        r->err = set_option(r->cfg, idx, value, CONFIG_FILE, where, r->why);
-    return r->err == PGD_OK;
+    while (isspace((unsigned char)*text))
+        text++;
+    size_t len = strlen(text);
+    while (len > 0 && isspace((unsigned char)text[len - 1]))
+        text[--len] = '\0';
+    return text;
 }
 
+/* One line without its end. section: in force, changed by a `[section]` line. */
+static pgd_err read_line(config *cfg, char *line, char *section, size_t cap, const char *where,
+                         pgd_why *why)
+{
+    line = trim(line);
+    size_t len = strlen(line);
+    if (len == 0 || line[0] == '#' || line[0] == ';')
+        return PGD_OK;
+    char *equals = strchr(line, '=');
+    bool is_section = line[0] == '[' && line[len - 1] == ']';
+    if (!is_section && (line[0] == '[' || equals == NULL))
+        return pgd_fail(why, PGD_EFORMAT, "%s: expected `name = value` or `[section]`", where);
+    if (is_section) {
+        snprintf(section, cap, "%.*s", (int)(len - 2), line + 1);
+        return PGD_OK;
+    }
+    *equals = '\0';
+    const char *name = trim(line);
+    int idx = find_option(name);
+    if (idx < 0)
+        return fail_unknown(name, where, why);
+    if (strcmp(section, config_options[idx].section) != 0)
+        return pgd_fail(why, PGD_EINVAL, "%s: option %s belongs in section [%s], got [%s]", where,
+                        name, config_options[idx].section, section);
+    return set_option(cfg, idx, trim(equals + 1), CONFIG_FILE, where, why);
+}
+
+/* Lines of any length, the first fault ends it, a value is everything behind the equals sign. A
+ * library for the format (inih) was tried: it cuts lines at 200 bytes and has no say in the rest. */
 static pgd_err read_file(config *cfg, const char *path, pgd_why *why)
 {
     char *text;
     size_t n_bytes;
+    char section[64] = "";
+    pgd_err err = PGD_OK;
     PGD_TRY(file_read(&text, &n_bytes, path, MAX_FILE_BYTES, why));
-    file_reader r = {.cfg = cfg, .path = path, .why = why, .err = PGD_OK};
-    int line = ini_parse_string(text, on_key, &r);
+    char *line = strncmp(text, "\xEF\xBB\xBF", 3) == 0 ? text + 3 : text; /* a byte order mark */
+    for (int number = 1; err == PGD_OK && line != NULL; number++) {
+        char where[CONFIG_PATH_BYTES + 32];
+        snprintf(where, sizeof(where), "%s:%d", path, number);
+        char *end = memchr(line, '\n', (size_t)(text + n_bytes - line));
+        if (end != NULL)
+            *end = '\0';
+        size_t n_line = end != NULL ? (size_t)(end - line) : (size_t)(text + n_bytes - line);
+        if (memchr(line, '\0', n_line) != NULL)
+            err = pgd_fail(why, PGD_EFORMAT, "%s: expected text, got a NUL byte", where);
+        else
+            err = read_line(cfg, line, section, sizeof(section), where, why);
+        line = end != NULL ? end + 1 : NULL;
+    }
     mem_free(text);
-    if (line == 0)
-        return PGD_OK;
-    pgd_err err = r.err != PGD_OK ? r.err : PGD_EFORMAT;
-    if (r.err == PGD_OK)
-        return pgd_fail(why, err, "%s:%d: expected `name = value` or `[section]`", path, line);
-    /* The message begins with the path; the line belongs behind it. */
-    pgd_why told = *why;
-    return pgd_fail(why, err, "%s:%d%s", path, line, told.text + strlen(path));
+    return err;
 }
 
 static pgd_err read_environment(config *cfg, pgd_why *why)

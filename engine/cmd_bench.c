@@ -29,8 +29,18 @@ typedef struct sample {
     uint64_t start_us, first_us, last_us;
     int32_t n_output;
     bool failed;
+    char error_text[160]; /* of a failed one, "" = none given */
     int *n_left;
 } sample;
+
+/* What generations refer to: freed only once the engine is gone. */
+typedef struct bench_state {
+    sample *samples; /* [n] */
+    double *prefill; /* [iterations] */
+    double *decode;
+    double *total;
+    int n_left;
+} bench_state;
 
 static void on_chunk(void *arg, generation *g)
 {
@@ -41,6 +51,8 @@ static void on_chunk(void *arg, generation *g)
     s->last_us = g->last_token_us;
     s->n_output = g->n_output_tokens;
     s->failed = g->finish != GENERATION_LENGTH;
+    if (g->error_text != NULL)
+        snprintf(s->error_text, sizeof(s->error_text), "%s", g->error_text);
     (*s->n_left)--;
 }
 
@@ -86,13 +98,14 @@ static double median(double *values, int64_t n)
 
 /* Runs n requests at once; false when one failed. *wall_us: from the first submit to the last
  * token. */
-static bool run_batch(offline *o, const bench_opts *opts, sample *samples, int64_t n,
+static bool run_batch(offline *o, const bench_opts *opts, bench_state *b, int64_t n,
                       uint64_t *which, uint64_t *wall_us)
 {
-    int n_left = (int)n;
+    sample *samples = b->samples;
+    b->n_left = (int)n;
     uint64_t start = clock_now_us();
     for (int64_t i = 0; i < n; i++) {
-        samples[i] = (sample){.n_left = &n_left};
+        samples[i] = (sample){.n_left = &b->n_left};
         if (!begin(o, &samples[i], opts, (*which)++)) {
             fputs("paged bench: a request was refused; raise --max-queued-requests or lower the "
                   "lengths\n",
@@ -100,12 +113,16 @@ static bool run_batch(offline *o, const bench_opts *opts, sample *samples, int64
             return false;
         }
     }
-    if (!offline_wait(o, &n_left))
+    if (!offline_wait(o, &b->n_left)) {
+        fputs("paged bench: the worker could not be kept running\n", stderr);
         return false;
+    }
     uint64_t end = start;
     for (int64_t i = 0; i < n; i++) {
         if (samples[i].failed) {
-            fputs("paged bench: a request failed\n", stderr);
+            fprintf(stderr, "paged bench: a request failed: %s\n",
+                    samples[i].error_text[0] != '\0' ? samples[i].error_text
+                                                     : "it ended before its length");
             return false;
         }
         end = PGD_MAX(end, samples[i].last_us);
@@ -114,20 +131,22 @@ static bool run_batch(offline *o, const bench_opts *opts, sample *samples, int64
     return true;
 }
 
-static int bench(offline *o, const bench_opts *opts, bool is_latency)
+static int bench(offline *o, bench_state *b, const bench_opts *opts, bool is_latency)
 {
     int64_t n = is_latency ? 1 : opts->num_prompts;
-    sample *samples = mem_calloc((size_t)n, sizeof(*samples));
-    double *prefill = mem_calloc((size_t)opts->iterations, sizeof(double));
-    double *decode = mem_calloc((size_t)opts->iterations, sizeof(double));
-    double *total = mem_calloc((size_t)opts->iterations, sizeof(double));
-    int status = samples != NULL && prefill != NULL && decode != NULL && total != NULL
-                     ? 0
-                     : EXIT_STATUS_SYSTEM;
+    sample *samples = b->samples = mem_calloc((size_t)n, sizeof(*samples));
+    double *prefill = b->prefill = mem_calloc((size_t)opts->iterations, sizeof(double));
+    double *decode = b->decode = mem_calloc((size_t)opts->iterations, sizeof(double));
+    double *total = b->total = mem_calloc((size_t)opts->iterations, sizeof(double));
+    int status = 0;
     uint64_t which = 0, wall_us = 0;
+    if (samples == NULL || prefill == NULL || decode == NULL || total == NULL) {
+        fputs("paged bench: out of memory\n", stderr);
+        return EXIT_STATUS_SYSTEM;
+    }
     /* One run warms caches and threads; it is not counted. */
     for (int64_t it = -1; it < opts->iterations && status == 0; it++) {
-        if (!run_batch(o, opts, samples, n, &which, &wall_us)) {
+        if (!run_batch(o, opts, b, n, &which, &wall_us)) {
             status = EXIT_STATUS_WORKER;
             break;
         }
@@ -150,27 +169,27 @@ static int bench(offline *o, const bench_opts *opts, bool is_latency)
         double p = median(prefill, opts->iterations), d = median(decode, opts->iterations),
                t = median(total, opts->iterations);
         const char *kind = is_latency ? "latency" : "throughput";
+        const char *model = engine_model_name(o->engine);
+        strbuf name;
+        strbuf_init(&name);
+        strbuf_append_json(&name, model, strlen(model));
         if (opts->json)
-            printf("{\"bench\":\"%s\",\"model\":\"%s\",\"device\":\"%s\",\"requests\":%" PRId64
+            printf("{\"bench\":\"%s\",\"model\":%s,\"device\":\"%s\",\"requests\":%" PRId64
                    ",\"input_len\":%" PRId64 ",\"output_len\":%" PRId64 ",\"iterations\":%" PRId64
                    ",\"prefill_tok_s\":%.2f,\"decode_tok_s\":%.2f,\"total_tok_s\":%.2f,\"startup_"
                    "s\":%.3f}\n",
-                   kind, engine_model_name(o->engine), stats.device_name, n, opts->input_len,
+                   kind, name.failed ? "\"\"" : name.data, stats.device_name, n, opts->input_len,
                    opts->output_len, opts->iterations, p, d, t, (double)o->ready_us * 1e-6);
         else
             printf("%s: %s on %s, %" PRId64 " request(s) of %" PRId64 " in, %" PRId64
                    " out, median of %" PRId64 "\n"
                    "  prefill %10.1f tokens/s%s\n  decode  %10.1f tokens/s%s\n  total   %10.1f "
                    "tokens/s\n",
-                   kind, engine_model_name(o->engine), stats.device_name, n, opts->input_len,
-                   opts->output_len, opts->iterations, p,
-                   is_latency ? "" : "  (until the last first token)", d,
+                   kind, model, stats.device_name, n, opts->input_len, opts->output_len,
+                   opts->iterations, p, is_latency ? "" : "  (until the last first token)", d,
                    is_latency ? "" : "  (after it)", t);
+        strbuf_deinit(&name);
     }
-    mem_free(samples);
-    mem_free(prefill);
-    mem_free(decode);
-    mem_free(total);
     return status;
 }
 
@@ -236,10 +255,10 @@ int cmd_bench(int argc, char **argv)
         !command_load_config(&cfg, argc - 1, argv + 1, extra, words, &n_words) ||
         !parse_own(&opts, words, n_words))
         return EXIT_STATUS_USAGE;
-    if (!log_enabled(LOG_DEBUG) && log_enabled(LOG_INFO))
-        log_set_level(LOG_WARN);
+    command_quiet_log(&cfg);
     cfg.max_queued_requests = PGD_MAX(cfg.max_queued_requests, opts.num_prompts);
     offline o;
+    bench_state b = {0};
     int status = offline_start(&o, &cfg);
     if (status != 0)
         return status;
@@ -251,8 +270,12 @@ int cmd_bench(int argc, char **argv)
                 opts.input_len + opts.output_len, stats.max_model_len);
         status = EXIT_STATUS_USAGE;
     } else {
-        status = bench(&o, &opts, is_latency);
+        status = bench(&o, &b, &opts, is_latency);
     }
     offline_stop(&o);
+    mem_free(b.samples);
+    mem_free(b.prefill);
+    mem_free(b.decode);
+    mem_free(b.total);
     return status;
 }

@@ -23,6 +23,14 @@ bool command_load_config(config *cfg, int argc, char **argv, const char *const *
     return true;
 }
 
+void command_quiet_log(config *cfg)
+{
+    if (strcmp(cfg->log_level, "info") != 0)
+        return;
+    snprintf(cfg->log_level, sizeof(cfg->log_level), "warn");
+    log_set_level(LOG_WARN);
+}
+
 int command_exit_status(pgd_err err)
 {
     switch (err) {
@@ -36,6 +44,11 @@ int command_exit_status(pgd_err err)
     default:
         return EXIT_STATUS_SYSTEM;
     }
+}
+
+int command_failed_status(const core_stats *stats)
+{
+    return stats->fail_err == PGD_OK ? EXIT_STATUS_WORKER : command_exit_status(stats->fail_err);
 }
 
 int cmd_config(int argc, char **argv)

@@ -1,5 +1,6 @@
 /* `paged run`: a completion on the terminal, token by token as it comes. With -p one prompt;
  * without it the whole of a piped stdin, or on a terminal one completion per line that is typed. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,10 +85,16 @@ static int complete(offline *o, const char *text, size_t n_bytes, const run_opts
     if (engine_tokenize(o->engine, text, n_bytes, TOKENIZER_ADD_SPECIAL | TOKENIZER_PARSE_SPECIAL,
                         2 * stats.max_model_len, on_tokenized, &s) != PGD_OK)
         return EXIT_STATUS_SYSTEM;
-    offline_wait(o, &s.n_left);
-    if (s.err != PGD_OK || s.n_ids == 0 || s.n_ids >= stats.max_model_len) {
-        fprintf(stderr, "paged run: the prompt has %d tokens; expected 1 to %d\n", s.n_ids,
-                stats.max_model_len - 1);
+    while (s.n_left > 0) /* it ends whatever becomes of the worker, and refers to s until then */
+        uv_run(&o->loop, UV_RUN_ONCE);
+    if (s.err != PGD_OK && s.err != PGD_ERANGE) {
+        fprintf(stderr, "paged run: the prompt could not be tokenized: %s\n", pgd_err_text(s.err));
+        return EXIT_STATUS_SYSTEM;
+    }
+    if (s.err == PGD_ERANGE || s.n_ids == 0 || s.n_ids >= stats.max_model_len) {
+        fprintf(stderr, "paged run: the prompt has %s%d tokens; expected 1 to %d (max_model_len)\n",
+                s.err == PGD_ERANGE ? "more than " : "",
+                s.err == PGD_ERANGE ? 2 * stats.max_model_len : s.n_ids, stats.max_model_len - 1);
         mem_free(s.ids);
         return EXIT_STATUS_USAGE;
     }
@@ -131,9 +138,13 @@ static bool read_stdin(strbuf *out)
     size_t n;
     while ((n = fread(buf, 1, sizeof(buf), stdin)) > 0) {
         strbuf_append(out, buf, n);
-        if (out->n_bytes > MAX_STDIN_BYTES)
+        if (out->n_bytes > MAX_STDIN_BYTES) {
+            fprintf(stderr, "paged run: stdin: expected at most %zu bytes\n", MAX_STDIN_BYTES);
             return false;
+        }
     }
+    if (out->failed)
+        fputs("paged run: out of memory for the prompt\n", stderr);
     return !out->failed;
 }
 
@@ -169,8 +180,9 @@ static bool parse_double(double *out, const char *name, const char *text, double
 static bool parse_int(int64_t *out, const char *name, const char *text, int64_t min, int64_t max)
 {
     char *end;
+    errno = 0;
     *out = strtoll(text, &end, 10);
-    if (end != text && *end == '\0' && *out >= min && *out <= max)
+    if (end != text && *end == '\0' && errno == 0 && *out >= min && *out <= max)
         return true;
     fprintf(stderr, "paged run: %s: expected %lld to %lld, got %s\n", name, (long long)min,
             (long long)max, text);
@@ -238,8 +250,7 @@ int cmd_run(int argc, char **argv)
         !command_load_config(&cfg, argc, argv, extra, words, &n_words) ||
         !parse_own(&opts, words, n_words))
         return EXIT_STATUS_USAGE;
-    if (!log_enabled(LOG_DEBUG) && log_enabled(LOG_INFO))
-        log_set_level(LOG_WARN); /* the terminal belongs to the text */
+    command_quiet_log(&cfg); /* the terminal belongs to the text */
     offline o;
     int status = offline_start(&o, &cfg);
     if (status != 0)

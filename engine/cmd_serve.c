@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <uv.h>
@@ -22,7 +23,8 @@
 #include "engine/progress.h"
 #include "engine/sd_notify.h"
 
-#define TICK_MS 500
+#define TICK_MS      500
+#define RESERVED_FDS 128 /* worker, its pipes and sockets, files, refused connections */
 
 typedef struct daemon_state {
     uv_loop_t loop;
@@ -117,7 +119,7 @@ static void on_state(void *arg, core_state state)
         progress_end(&d->progress);
         engine_get_stats(d->api.engine, &s);
         log_error("serve", "giving up: %s", s.why);
-        d->exit_status = EXIT_STATUS_WORKER;
+        d->exit_status = command_failed_status(&s);
         d->stopping = true;
         close_everything(d);
         break;
@@ -172,6 +174,24 @@ static int fail_start(daemon_state *d, pgd_err err, const pgd_why *why)
     return command_exit_status(err);
 }
 
+/* Clients must not be able to use up the descriptors that starting another worker takes. */
+static void fit_connections(config *cfg)
+{
+    struct rlimit limit;
+    rlim_t wanted = (rlim_t)cfg->max_connections + RESERVED_FDS;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted)
+        return;
+    limit.rlim_cur = PGD_MIN(limit.rlim_max, wanted);
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted)
+        return;
+    int64_t n = PGD_MAX((int64_t)limit.rlim_cur - RESERVED_FDS, 1);
+    log_warn("serve",
+             "max_connections=%lld lowered to %lld: this process may open %llu files; raise "
+             "the limit (ulimit -Hn, LimitNOFILE) or lower max_connections",
+             (long long)cfg->max_connections, (long long)n, (unsigned long long)limit.rlim_cur);
+    cfg->max_connections = n;
+}
+
 int cmd_serve(int argc, char **argv)
 {
     static daemon_state d; /* large, one per process */
@@ -193,6 +213,7 @@ int cmd_serve(int argc, char **argv)
         fprintf(stderr, "paged serve: unexpected %s; paged --help lists the options\n", words[0]);
         return EXIT_STATUS_USAGE;
     }
+    fit_connections(&d.cfg);
     if (uv_loop_init(&d.loop) != 0)
         return EXIT_STATUS_SYSTEM;
     pgd_err err = http_server_create(&d.server, &d.loop, &d.cfg, on_request, &d, &why);

@@ -9,6 +9,7 @@
 
 #include "common/err.h"
 #include "config/config.h"
+#include "engine/core/core_loop.h"
 
 #define EXIT_STATUS_USAGE  64
 #define EXIT_STATUS_MODEL  66
@@ -24,7 +25,11 @@ int cmd_config(int argc, char **argv);
 /* Loads the configuration, initialises the log; on failure prints the reason and returns false. */
 bool command_load_config(config *cfg, int argc, char **argv, const char *const *extra, char **rest,
                          int *n_rest);
+/* Raises the log level from info to warn, here and for the worker, unless the user chose it. */
+void command_quiet_log(config *cfg);
 /* Exit status that fits an error of engine_create. */
 int command_exit_status(pgd_err err);
+/* The same for a core loop that is CORE_FAILED. */
+int command_failed_status(const core_stats *stats);
 
 #endif

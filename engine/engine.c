@@ -1,6 +1,6 @@
 /* Wiring: model file, tokenizer, core loop, and the table of live generations. The core thread
- * wakes the loop through one uv_async (wake-ups coalesce); the whole event ring is drained, then
- * each touched generation delivers one chunk, so that under load several tokens share one write. */
+ * wakes the loop through one uv_async (wake-ups coalesce); the event ring is drained, then each
+ * touched generation delivers one chunk, so that under load several tokens share one write. */
 #include "engine/engine.h"
 
 #include <stdio.h>
@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/file.h"
 #include "common/hash_map.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -26,6 +27,8 @@ static const double itl_bounds[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.0
                                     5.0,   7.5,    10.0,  20.0, 40.0,  80.0};
 static const double tokens_bounds[] = {1,   2,    5,    10,   20,    50,    100,   200,
                                        500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
+
+#define MAX_TURN_EVENTS 256 /* taken in one turn of the loop */
 
 struct engine {
     uv_loop_t *loop;
@@ -47,8 +50,14 @@ struct engine {
     void *on_state_arg;
 };
 
-/* --- events
- * -------------------------------------------------------------------------------------------- */
+/* --- events ----------------------------------------------------------------------------------- */
+
+static void note_end(engine *e, const generation *g, uint64_t time_us)
+{
+    histogram_add(&e->latency.e2e_s, (double)(time_us - g->arrival_us) * 1e-6);
+    histogram_add(&e->latency.prompt_tokens, g->n_prompt_tokens);
+    histogram_add(&e->latency.output_tokens, g->n_output_tokens);
+}
 
 static void note_latency(engine *e, generation *g, const core_event *event)
 {
@@ -60,9 +69,7 @@ static void note_latency(engine *e, generation *g, const core_event *event)
             histogram_add(&e->latency.inter_token_s,
                           (double)(event->time_us - g->last_token_us) * 1e-6);
     } else if (event->status != REQUEST_FINISHED_ERROR) {
-        histogram_add(&e->latency.e2e_s, (double)(event->time_us - g->arrival_us) * 1e-6);
-        histogram_add(&e->latency.prompt_tokens, g->n_prompt_tokens);
-        histogram_add(&e->latency.output_tokens, g->n_output_tokens);
+        note_end(e, g, event->time_us);
     }
 }
 
@@ -90,7 +97,8 @@ static void apply_event(engine *e, const core_event *event)
         note_latency(e, g, event);
         bool by_stop_string = generation_apply(g, event);
         if (by_stop_string && !ended) {
-            core_loop_abort(e->core, g->id);
+            core_loop_end_at_stop(e->core, g->id);
+            note_end(e, g, event->time_us);
             ended = true; /* its later events find no entry */
         }
         mark_dirty(e, g);
@@ -129,9 +137,15 @@ static void on_wake(uv_async_t *async)
 {
     engine *e = async->data;
     core_event event;
-    while (core_loop_poll(e->core, &event))
+    int n = 0;
+    while (n < MAX_TURN_EVENTS && core_loop_poll(e->core, &event)) {
         apply_event(e, &event);
+        n++;
+    }
     flush_dirty(e);
+    /* A core thread that makes events as fast as they are taken must not keep the loop here. */
+    if (n == MAX_TURN_EVENTS && e->wake_open && !uv_is_closing((uv_handle_t *)&e->wake))
+        uv_async_send(&e->wake);
 }
 
 static void wake_loop(void *arg)
@@ -140,8 +154,7 @@ static void wake_loop(void *arg)
     uv_async_send(&e->wake);
 }
 
-/* --- life
- * ---------------------------------------------------------------------------------------------- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 static void derive_name(char *out, size_t cap, const char *path)
 {
@@ -184,6 +197,17 @@ static pgd_err load_hash_seed(engine *e, pgd_why *why)
     return PGD_OK;
 }
 
+/* "auto" never falls back silently: who has a GPU expects it to be used. */
+static pgd_err check_device(const config *cfg, pgd_why *why)
+{
+    if (strcmp(cfg->device, "auto") == 0 && file_exists("/dev/nvidia0"))
+        return pgd_fail(
+            why, PGD_EUNSUPPORTED,
+            "device: this machine has an NVIDIA GPU (/dev/nvidia0), but this build has no "
+            "CUDA worker; say --device cpu to run on the CPU");
+    return PGD_OK;
+}
+
 pgd_err engine_create(engine **out, uv_loop_t *loop, const config *cfg, pgd_why *why)
 {
     engine *e = mem_calloc(1, sizeof(*e));
@@ -209,6 +233,9 @@ pgd_err engine_create(engine **out, uv_loop_t *loop, const config *cfg, pgd_why 
                        "scripts/fetch_model prints the path of a small one");
         goto fail;
     }
+    err = check_device(cfg, why);
+    if (err != PGD_OK)
+        goto fail;
     err = model_file_open(&e->model, e->model_path, why);
     if (err == PGD_OK && !is_sim)
         err = model_file_check_runnable(e->model, why);
@@ -305,8 +332,7 @@ void engine_destroy(engine *e)
     mem_free(e);
 }
 
-/* --- facts
- * --------------------------------------------------------------------------------------------- */
+/* --- facts ------------------------------------------------------------------------------------ */
 
 const config *engine_get_config(const engine *e)
 {
@@ -369,8 +395,7 @@ void engine_reset_prefix_cache(engine *e)
     core_loop_reset_prefix_cache(e->core);
 }
 
-/* --- work
- * ---------------------------------------------------------------------------------------------- */
+/* --- work ------------------------------------------------------------------------------------- */
 
 core_refusal engine_generate(engine *e, generation **out, const generation_opts *opts)
 {

@@ -3,6 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include "common/log.h"
 #include "engine/commands.h"
 
@@ -44,8 +47,21 @@ static bool asks_for_help(int argc, char **argv)
     return argc >= 2 && strcmp(argv[1], "help") == 0;
 }
 
+/* A descriptor below 3 that the caller left closed would be the next socket's: log lines would go
+ * into it. */
+static void open_standard_files(void)
+{
+    int fd;
+    do
+        fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        close(fd);
+}
+
 int main(int argc, char **argv)
 {
+    open_standard_files();
     signal(SIGPIPE, SIG_IGN); /* a client that leaves is an error of its socket, not a signal */
     log_init("engine", LOG_INFO);
     if (asks_for_help(argc, argv)) {

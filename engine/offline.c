@@ -55,6 +55,8 @@ int offline_start(offline *o, const config *cfg)
         fprintf(stderr, "paged: %s\n", pgd_why_text(&why, err));
         if (o->engine != NULL)
             offline_stop(o);
+        else
+            PGD_ASSERT(uv_loop_close(&o->loop) == 0);
         return command_exit_status(err);
     }
     wait_ready(o);
@@ -64,7 +66,7 @@ int offline_start(offline *o, const config *cfg)
         engine_get_stats(o->engine, &s);
         fprintf(stderr, "paged: %s\n", s.why[0] != '\0' ? s.why : "the worker did not start");
         offline_stop(o);
-        return EXIT_STATUS_WORKER;
+        return command_failed_status(&s);
     }
     return 0;
 }

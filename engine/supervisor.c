@@ -20,10 +20,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/clock.h"
 #include "common/mem.h"
 
 #define N_LAST_LINES 4
 #define LINE_BYTES   512
+#define RECENT_US    3000000 /* older lines have nothing to do with the end */
 
 extern char **environ;
 
@@ -35,6 +37,7 @@ struct supervisor {
     size_t line_bytes; /* of the line being read */
     char line[LINE_BYTES];
     char last[N_LAST_LINES][LINE_BYTES];
+    uint64_t last_us[N_LAST_LINES];
     uint64_t n_lines;
     char epitaph[SUPERVISOR_TEXT_BYTES];
 };
@@ -70,9 +73,7 @@ void supervisor_destroy(supervisor *s)
     mem_free(s);
 }
 
-/* --- start
- * --------------------------------------------------------------------------------------------------------
- */
+/* --- start ------------------------------------------------------------------------------------ */
 
 static int spawn(pid_t *pid, const char *path, const char *const argv[], int stdin_fd,
                  int stderr_fd)
@@ -118,9 +119,11 @@ static pgd_err fail_start(supervisor *s, pgd_why *why, const char *path, int err
         close_fd(&err[i]);
     }
     s->pid = 0;
-    return pgd_fail(why, error == ENOENT ? PGD_ENOENT : PGD_EIO, "cannot start %s: %s%s", path,
+    /* Those that another try cannot mend. */
+    bool is_no_program = error == ENOENT || error == ENOTDIR || error == EACCES || error == ENOEXEC;
+    return pgd_fail(why, is_no_program ? PGD_ENOENT : PGD_EIO, "cannot start %s: %s%s", path,
                     strerror(error),
-                    error == ENOENT ? "; set worker_path to the paged-worker binary" : "");
+                    is_no_program ? "; set worker_path to the paged-worker binary" : "");
 }
 
 pgd_err supervisor_start(supervisor *s, const char *path, const char *const argv[],
@@ -152,12 +155,11 @@ pgd_err supervisor_start(supervisor *s, const char *path, const char *const argv
     return PGD_OK;
 }
 
-/* --- stderr
- * -------------------------------------------------------------------------------------------------------
- */
+/* --- stderr ----------------------------------------------------------------------------------- */
 
 static void end_line(supervisor *s)
 {
+    s->last_us[s->n_lines % N_LAST_LINES] = clock_now_us();
     char *kept = s->last[s->n_lines++ % N_LAST_LINES];
     memcpy(kept, s->line, s->line_bytes);
     kept[s->line_bytes] = 0;
@@ -190,9 +192,7 @@ static void carry_stderr(supervisor *s)
     }
 }
 
-/* --- end
- * ----------------------------------------------------------------------------------------------------------
- */
+/* --- end -------------------------------------------------------------------------------------- */
 
 static void write_epitaph(supervisor *s, int status)
 {
@@ -203,10 +203,13 @@ static void write_epitaph(supervisor *s, int status)
                      strsignal(WTERMSIG(status)));
     else
         n = snprintf(s->epitaph, cap, "exited with status %d", WEXITSTATUS(status));
-    uint64_t n_kept = PGD_MIN(s->n_lines, N_LAST_LINES);
-    for (uint64_t i = s->n_lines - n_kept; i < s->n_lines && n > 0 && (size_t)n < cap; i++) {
-        const char *lead = i == s->n_lines - n_kept ? "; it said: " : " | ";
+    const char *lead = "; it said: ";
+    uint64_t first = s->n_lines - PGD_MIN(s->n_lines, N_LAST_LINES);
+    for (uint64_t i = first; i < s->n_lines && n > 0 && (size_t)n < cap; i++) {
+        if (clock_now_us() - s->last_us[i % N_LAST_LINES] > RECENT_US)
+            continue;
         n += snprintf(s->epitaph + n, cap - (size_t)n, "%s%s", lead, s->last[i % N_LAST_LINES]);
+        lead = " | ";
     }
 }
 

@@ -1,10 +1,14 @@
 /* Causal attention of a step's query rows over the paged KV cache of one layer, grouped-query
  * heads.
  *
- *   For row t of sequence s at position p, head h with KV head h / (n_heads / n_kv_heads):
- *   z_j = cap(scale * sum_i q[t, h, i] * K[j, i]),  cap(z) = soft_cap > 0 ? soft_cap * tanh(z /
- * soft_cap) : z over the keys j in [max(0, p - window + 1), p] (window 0: from 0) out[t, h, :] =
- * sum_j exp(z_j - m) * V[j, :] / (sum_j exp(z_j - m) + (sinks ? exp(sinks[h] - m) : 0))
+ * For row t of sequence s at position p, and head h, whose KV head is h / (n_heads / n_kv_heads):
+ *
+ *   z_j          = cap(scale * sum_i q[t, h, i] * K[j, i])
+ *                  over the keys j in [max(0, p - window + 1), p]; window 0: from key 0
+ *   cap(z)       = soft_cap > 0 ? soft_cap * tanh(z / soft_cap) : z
+ *   m            = max_j z_j, with sinks also of sinks[h]
+ *   out[t, h, :] = sum_j exp(z_j - m) * V[j, :]
+ *                  / (sum_j exp(z_j - m) + (sinks ? exp(sinks[h] - m) : 0))
  *
  * Rows of sequence s are [query_start[s], query_start[s + 1]), in position order; the last one is
  * at position n_context[s] - 1. Key j of sequence s lies in page block_table[seq_row[s] *
@@ -39,7 +43,7 @@
 
 PGD_BEGIN_C
 
-#define ATTENTION_SPLIT 256
+#define ATTENTION_SPLIT 128
 
 typedef struct attention_args {
     float *out;
@@ -73,6 +77,11 @@ typedef struct attention_limits {
 
 pgd_err attention_ref(const attention_args *args, kernel_ctx *ctx);
 size_t attention_ref_workspace_bytes(const attention_limits *limits);
+
+/* Share one driver and its workspace; sums in f32. PGD_EINVAL also when the workspace is too small. */
+pgd_err attention_avx2(const attention_args *args, kernel_ctx *ctx);
+pgd_err attention_avx512(const attention_args *args, kernel_ctx *ctx);
+size_t attention_simd_workspace_bytes(const attention_limits *limits);
 
 PGD_END_C
 #endif

@@ -26,6 +26,8 @@ bool cpu_features_has(cpu_isa isa);
  * met. */
 PGD_MUST_USE pgd_err cpu_features_choose(cpu_isa *out, pgd_why *why);
 const char *cpu_features_name(cpu_isa isa);
+/* For choices that were measured per vendor (prefetching). */
+bool cpu_features_is_amd(void);
 /* CPU model name for messages; static storage. */
 const char *cpu_features_cpu_name(void);
 

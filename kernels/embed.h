@@ -31,6 +31,7 @@ typedef struct embed_args {
     int32_t dim;
 } embed_args;
 
+/* The only CPU version: a step gathers few rows, each read from memory once. */
 pgd_err embed_ref(const embed_args *args, kernel_ctx *ctx);
 
 PGD_END_C

@@ -1,10 +1,11 @@
 /* How one page of the paged KV cache (one layer, one block of tokens) lies in memory.
  *
- *   K part  [n_kv_heads][head_dim][block_size]   transposed: one dimension of consecutive keys is
- * one vector V part  [n_kv_heads][block_size][head_dim]
+ *   K part  [n_kv_heads][head_dim][block_size]   transposed: a dimension of consecutive keys is
+ *                                                one vector
+ *   V part  [n_kv_heads][block_size][head_dim]
  *
- * Pages of one layer are one array [n_blocks] of kv_page_bytes each; the page of slot s is s /
- * block_size.
+ * Pages of one layer are one array [n_blocks] of kv_page_bytes each; slot s lies in page
+ * s / block_size.
  *
  * Types:   F32, F16 or BF16
  * Limits:  block_size a multiple of 16, at most KV_PAGE_MAX_BLOCK_SIZE; head_dim at most

@@ -33,6 +33,9 @@ typedef struct kv_write_args {
 } kv_write_args;
 
 pgd_err kv_write_ref(const kv_write_args *args, kernel_ctx *ctx);
+/* Bit-equal to the reference. */
+pgd_err kv_write_avx2(const kv_write_args *args, kernel_ctx *ctx);
+pgd_err kv_write_avx512(const kv_write_args *args, kernel_ctx *ctx);
 
 PGD_END_C
 #endif

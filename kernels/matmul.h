@@ -4,16 +4,17 @@
  *
  * Weights are packed once at load into a layout that the chosen instruction set streams; one output
  * element is always summed in the same order for 1 row or 512 (I1). Quantized types: each row of x
- * is quantized to int8 per block of 32 values (scale = max|x| / 127, round to nearest even),
- * products are summed exactly in int32 per block, then scaled and added in f32 in block order. F32,
- * F16, BF16: products and sums in f32, K order fixed.
+ * is quantized to int8 per block of 32 values (scale = max|x| / 127, round to nearest even; a block
+ * below 2^-100 is zero), products are summed exactly in int32 per block, then scaled and added in
+ * f32 in block order. F32, F16, BF16: products and sums in f32, K order fixed. NaN and infinity in x
+ * reach the output. The levels other than ref agree bit for bit.
  *
- * Shapes:  x [n_rows, n_in] with x_stride elements between rows; W_j [n_out_j, n_in]; out_j
- *          [n_rows, n_out_j] with out_stride_j; bias_j [n_out_j] or NULL. All weights of one call
- *          share x and n_in.
- * Types:   x, out f32; weights of any dtype with is_weight
- * Limits:  n_in % 32 == 0 for 32-blocks, % 256 for K types; n_out, n_rows >= 0, ragged allowed;
- *          out may not alias x
+ * Shapes:  x [n_rows, n_in] with x_stride elements between rows; W_j [n_out_j, n_in];
+ *          out_j [n_rows, n_out_j] with out_stride_j; bias_j [n_out_j] or NULL. All weights of one
+ *          call share x and n_in.
+ * Types:   x, out f32; weights of any dtype with is_weight, one call may mix them
+ * Limits:  n_in % 32 == 0 for 32-blocks, % 256 for K types; n_out, n_rows >= 0, ragged allowed; out
+ *          may not alias x; ctx->workspace 64-byte aligned, of at least workspace_bytes
  * Owns:    nothing; packed_weight.data belongs to whoever allocated it
  * Thread:  the worker's main thread (splits over ctx's pool)
  * Errors:  PGD_EINVAL (limits)
@@ -55,10 +56,10 @@ typedef struct matmul_args {
 typedef struct matmul_impl {
     /* Bytes that pack needs in dst; 0 when the type or shape is not supported. */
     size_t (*packed_bytes)(dtype type, int32_t n_out, int32_t n_in);
-    /* Packs rows [first_row, first_row + n_rows) of a [n_out, n_in] matrix; rows: the source rows,
-     * contiguous, maybe unaligned. first_row must be a multiple of pack_rows (16 or so) unless it
-     * is the end; several calls fill one weight, so that Q, K and V of one type become one matrix
-     * and several threads can pack. */
+    /* Packs rows [first_row, first_row + n_rows) of a [n_out, n_in] matrix and sets w->layout; rows:
+     * the source rows, contiguous, maybe unaligned. first_row must be a multiple of pack_rows, n_rows
+     * too unless it reaches n_out; several calls fill one weight, so that Q, K and V of one type
+     * become one matrix and several threads can pack. */
     void (*pack)(packed_weight *w, const void *rows, int32_t first_row, int32_t n_rows);
     int32_t pack_rows;
     pgd_err (*run)(const matmul_args *args, kernel_ctx *ctx);

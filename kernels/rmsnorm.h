@@ -33,6 +33,9 @@ typedef struct rmsnorm_args {
 } rmsnorm_args;
 
 pgd_err rmsnorm_ref(const rmsnorm_args *args, kernel_ctx *ctx);
+/* Bits of a row depend on that row alone; between versions they may differ. */
+pgd_err rmsnorm_avx2(const rmsnorm_args *args, kernel_ctx *ctx);
+pgd_err rmsnorm_avx512(const rmsnorm_args *args, kernel_ctx *ctx);
 
 PGD_END_C
 #endif

@@ -1,8 +1,10 @@
 /* Rotary position embedding, in place, from a table of cosines and sines.
  *
- *   (a, b) -> (a cos - b sin, a sin + b cos) for pair i < rope_dim / 2 at position p = positions[t]
- *   ROPE_PAIRS_ADJACENT: a = x[t, h, 2i], b = x[t, h, 2i + 1];  ROPE_PAIRS_HALVES: a = x[t, h, i],
- * b = x[t, h, i + rope_dim / 2] cos = table[p, i], sin = table[p, rope_dim / 2 + i]
+ *   (a, b) -> (a cos - b sin, a sin + b cos)   for each pair i < rope_dim / 2
+ *
+ *   cos = table[p, i], sin = table[p, rope_dim / 2 + i]   at position p = positions[t]
+ *   ROPE_PAIRS_ADJACENT:  a = x[t, h, 2i],  b = x[t, h, 2i + 1]
+ *   ROPE_PAIRS_HALVES:    a = x[t, h, i],   b = x[t, h, i + rope_dim / 2]
  *
  * Values from rope_dim on are left alone.
  *
@@ -40,6 +42,9 @@ typedef struct rope_args {
 } rope_args;
 
 pgd_err rope_ref(const rope_args *args, kernel_ctx *ctx);
+/* Bits of a row depend on that row alone; between versions they may differ. */
+pgd_err rope_avx2(const rope_args *args, kernel_ctx *ctx);
+pgd_err rope_avx512(const rope_args *args, kernel_ctx *ctx);
 
 PGD_END_C
 #endif

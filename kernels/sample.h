@@ -2,21 +2,24 @@
  *
  *   1. A NaN or infinity among the raw logits: SAMPLE_ERROR_NOT_FINITE, no token.
  *   2. z = logits; z[id] += bias for each entry of bias in order; z[id] = -inf for masked_ids.
- *   3. Penalties, over c = times that id occurs in tokens[n_prompt_tokens ..): if id occurs in
- * tokens at all and repetition_penalty r != 1, z = z > 0 ? z / r : z * r; then, if c > 0, z -=
- * frequency_penalty * c + presence_penalty.
+ *   3. Penalties, with c = times that id occurs in tokens[n_prompt_tokens ..):
+ *      if id occurs in tokens at all and repetition_penalty r != 1, z = z > 0 ? z / r : z * r;
+ *      then, if c > 0, z -= frequency_penalty * c + presence_penalty.
  *   4. temperature < SAMPLE_MIN_TEMPERATURE: the token is arg max z, ties to the lower id.
  *   5. y = (z - max z) / temperature. Candidates are ordered by descending z, ties to the lower id.
- * top_k k > 0 keeps the first k. top_p < 1 keeps the shortest prefix whose mass sum exp(y) reaches
- * top_p times the mass of all that top_k left, at least one. min_p > 0 keeps those with exp(y) >=
- * min_p.
- *   6. The token is the candidate with the greatest y + g, ties to the lower id, where u = (x +
- * 0.5) 2^-32, g = -ln(-ln(1 - u)) and x is word (id & 3) of Philox4x32-10 with key {seed low, seed
- * high} and counter {id >> 2, position, choice_idx, 0}; position = n_tokens - n_prompt_tokens. (u
- * near 0 makes the large g, so f32 keeps its precision.)
+ *      top_k k > 0 keeps the first k.
+ *      top_p < 1 keeps the shortest prefix whose mass sum exp(y) reaches top_p times the mass of
+ *      all that top_k left, at least one.
+ *      min_p > 0 keeps those with exp(y) >= min_p.
+ *   6. The token is the candidate with the greatest y + g, ties to the lower id:
+ *        g = -ln(-ln(1 - u)),  u = (x + 0.5) 2^-32,
+ *        x = word (id & 3) of Philox4x32-10 with key {seed low, seed high} and
+ *            counter {id >> 2, position, choice_idx, 0},  position = n_tokens - n_prompt_tokens.
+ *      (u near 0 makes the large g, so f32 keeps its precision.)
  *   7. Logprobs: log softmax of the raw logits; the sampled token first, then the n_logprobs best
- * in descending order, ties to the lower id. All sums are taken in an order that depends on the row
- * alone; one thread works on one row.
+ *      in descending order, ties to the lower id.
+ *
+ * All sums are taken in an order that depends on the row alone; one thread works on one row.
  *
  * Shapes:  rows [n_rows]; each row's logits [vocab_size]
  * Types:   f32; the ref computes in double from step 5 on
@@ -108,6 +111,11 @@ static inline void sample_philox(uint32_t out[4], const uint32_t key[2], const u
 }
 
 pgd_err sample_ref(const sample_args *args, kernel_ctx *ctx);
+/* The tokens of the reference, but where the f32 exponentials that they add for top_p put the border
+ * between two candidates elsewhere. */
+pgd_err sample_avx2(const sample_args *args, kernel_ctx *ctx);
+pgd_err sample_avx512(const sample_args *args, kernel_ctx *ctx);
+/* Of all CPU versions. */
 size_t sample_ref_workspace_bytes(int32_t vocab_size, int32_t n_threads);
 
 PGD_END_C

@@ -29,6 +29,9 @@ typedef struct silu_mul_args {
 } silu_mul_args;
 
 pgd_err silu_mul_ref(const silu_mul_args *args, kernel_ctx *ctx);
+/* Bits of a row depend on that row alone; between versions they may differ. */
+pgd_err silu_mul_avx2(const silu_mul_args *args, kernel_ctx *ctx);
+pgd_err silu_mul_avx512(const silu_mul_args *args, kernel_ctx *ctx);
 
 PGD_END_C
 #endif

@@ -62,8 +62,7 @@ pgd_err wire_limits_derive(wire_limits *l, pgd_why *why)
     return PGD_OK;
 }
 
-/* --- reading and writing one place
- * -------------------------------------------------------------------------------- */
+/* --- reading and writing one place ------------------------------------------------------------ */
 
 /* count_bytes is 4 (int32_t) or 8 (size_t) */
 static int64_t get_count(const void *at, uint32_t count_bytes)
@@ -90,9 +89,7 @@ static size_t elem_stride(const wire_field *f)
     return f->elem == WIRE_KIND_RECORD ? f->record->struct_bytes : KIND_BYTES[f->elem];
 }
 
-/* --- writer
- * -------------------------------------------------------------------------------------------------------
- */
+/* --- writer ----------------------------------------------------------------------------------- */
 
 typedef struct writer {
     uint8_t *data; /* NULL: only measures */
@@ -198,6 +195,7 @@ void wire_encode(void *out, size_t frame_bytes, wire_type type, uint32_t worker_
     uint16_t version = WIRE_VERSION;
     uint16_t type16 = (uint16_t)type;
     uint64_t n_bytes = frame_bytes;
+    mem_forbid();
     put_u32(&w, WIRE_MAGIC);
     put(&w, &version, 2);
     put(&w, &type16, 2);
@@ -206,13 +204,12 @@ void wire_encode(void *out, size_t frame_bytes, wire_type type, uint32_t worker_
     put(&w, &n_bytes, 8);
     if (rec != NULL)
         write_record(&w, rec, msg);
+    mem_permit();
     PGD_ASSERTF(w.n_bytes == frame_bytes, "wire: %s measured %zu bytes, wrote %zu",
                 wire_type_name(type), frame_bytes, w.n_bytes);
 }
 
-/* --- reader
- * -------------------------------------------------------------------------------------------------------
- */
+/* --- reader ----------------------------------------------------------------------------------- */
 
 typedef struct reader {
     const uint8_t *data;

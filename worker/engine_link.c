@@ -72,8 +72,13 @@ void engine_link_close(engine_link *l)
         return;
     if (l->last != NULL)
         nng_msg_free(l->last);
-    if (l->sock_is_open)
+    if (l->sock_is_open) {
+        /* nng_close of NNG 1.5.2 can wait for ever on a full receive queue: empty it first. */
+        nng_msg *m;
+        while (nng_recvmsg(l->sock, &m, NNG_FLAG_NONBLOCK) == 0)
+            nng_msg_free(m);
         (void)nng_close(l->sock);
+    }
     if (l->lost_fd >= 0)
         close(l->lost_fd);
     mem_free(l);

@@ -37,8 +37,7 @@ typedef struct model_runner {
     uint64_t n_steps;
 } model_runner;
 
-/* --- hello and load
- * ----------------------------------------------------------------------------------- */
+/* --- hello and load --------------------------------------------------------------------------- */
 
 static void describe(step_runner *base, hello_msg *hello)
 {
@@ -198,9 +197,7 @@ static pgd_err init_kv(step_runner *base, const kv_config_msg *msg, kv_ready_msg
     return PGD_OK;
 }
 
-/* --- step
- * ------------------------------------------------------------------------------------------------
- */
+/* --- step ------------------------------------------------------------------------------------- */
 
 static pgd_err check_step(const model_runner *r, const scheduler_output *in, pgd_why *why)
 {
@@ -339,9 +336,7 @@ static pgd_err step(step_runner *base, const scheduler_output *in, step_result *
     return err;
 }
 
-/* --- life
- * -------------------------------------------------------------------------------------------------
- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 static void destroy(step_runner *base)
 {

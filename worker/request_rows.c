@@ -214,16 +214,6 @@ int32_t request_rows_n_used(const request_rows *rows)
     return rows->opts.max_rows - rows->n_free;
 }
 
-int32_t request_rows_max(const request_rows *rows)
-{
-    return rows->opts.max_rows;
-}
-
-int32_t request_rows_max_tokens(const request_rows *rows)
-{
-    return rows->opts.max_tokens;
-}
-
 bool request_rows_append_token(request_rows *rows, int32_t row, token_id token)
 {
     request_row *r = request_rows_get(rows, row);

@@ -1,8 +1,8 @@
 /* The worker's rows: what it remembers of each request between steps (rules WK1, WK2).
  *
  * A row is a cache of what the engine said: tokens (prompt and sampled ones), sampling parameters,
- * how far KV has been computed. A row keeps its index for as long as its request lives here. Owns:
- * every row and its buffers, sized at create; nothing is allocated afterwards
+ * how far KV has been computed. A row keeps its index for as long as its request lives here.
+ * Owns:    every row and its buffers, sized at create; nothing is allocated afterwards
  * Thread:  the worker's main thread
  */
 #ifndef WORKER_REQUEST_ROWS_H
@@ -53,11 +53,8 @@ int32_t request_rows_find(const request_rows *rows, uint64_t request_id);
 /* Borrow until the row is released. */
 request_row *request_rows_get(const request_rows *rows, int32_t row);
 int32_t request_rows_n_used(const request_rows *rows);
-int32_t request_rows_max(const request_rows *rows);
 
 /* Appends a sampled token; false when the buffer is full. */
 bool request_rows_append_token(request_rows *rows, int32_t row, token_id token);
-/* max_tokens of the options. */
-int32_t request_rows_max_tokens(const request_rows *rows);
 
 #endif

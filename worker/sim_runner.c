@@ -2,8 +2,8 @@
  * the row's own tokens, which the KV slots are held against.
  *
  *   tokens   t0 t1 t2 | t3 t4       n_tokens 5, n_computed 3: a step may compute up to 2 more
- *   hashes   h0 h1 h2 |             h[p] = mix(h[p-1], t[p]); slot(p) must hold h[p] for every p <
- * n_computed
+ *   hashes   h0 h1 h2 |             h[p] = mix(h[p-1], t[p]);
+ *                                   slot(p) must hold h[p] for every p < n_computed
  *
  * All rows write before any row reads, as in the model: a request may hit a block that another one
  * fills in the same step. Every context position is checked in debug builds; otherwise one slot of
@@ -67,9 +67,7 @@ static uint64_t mix(uint64_t h, uint64_t x)
     return hash_u64(h * 0x9e3779b97f4a7c15u + x + 1);
 }
 
-/* --- sampling
- * -------------------------------------------------------------------------------------------------------
- */
+/* --- sampling --------------------------------------------------------------------------------- */
 
 static token_id draw(uint64_t hash, int32_t output_pos, const sampling_params *p,
                      int32_t vocab_size)
@@ -108,9 +106,7 @@ static int32_t fill_logprobs(token_logprob *out, token_id token, int32_t n_best,
     return 1 + n_best;
 }
 
-/* --- rows
- * -----------------------------------------------------------------------------------------------------------
- */
+/* --- rows ------------------------------------------------------------------------------------- */
 
 static sim_row *find_row(sim_runner *s, uint64_t request_id)
 {
@@ -222,9 +218,7 @@ static pgd_err update_cached(sim_runner *s, const cached_request_msg *c, pgd_why
     return append_blocks(s, row, &c->new_blocks, c->n_computed_tokens + c->n_scheduled_tokens, why);
 }
 
-/* --- KV cache
- * --------------------------------------------------------------------------------------------------------
- */
+/* --- KV cache --------------------------------------------------------------------------------- */
 
 static uint64_t *slot_at(sim_runner *s, const sim_row *row, int32_t g, int32_t pos)
 {
@@ -290,9 +284,7 @@ static void zero_blocks(sim_runner *s, const scheduler_output *in)
                    0, block_bytes);
 }
 
-/* --- a step
- * ------------------------------------------------------------------------------------------------------------
- */
+/* --- a step ----------------------------------------------------------------------------------- */
 
 static void count_progress(sim_runner *s)
 {
@@ -385,9 +377,7 @@ static pgd_err sim_step(step_runner *base, const scheduler_output *in, step_resu
     return PGD_OK;
 }
 
-/* --- life
- * ------------------------------------------------------------------------------------------------------------------
- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 static void sim_describe(step_runner *base, hello_msg *hello)
 {

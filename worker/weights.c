@@ -86,8 +86,7 @@ static pgd_err load_vector(const float **out, loader *ld, const char *name, int3
     return PGD_OK;
 }
 
-/* --- matrices
- * ------------------------------------------------------------------------------------- */
+/* --- matrices --------------------------------------------------------------------------------- */
 
 static void pack_rows(void *arg, int32_t thread_idx, int32_t n_threads)
 {
@@ -177,8 +176,7 @@ static pgd_err load_bias(weights_linear *out, loader *ld, int32_t n_names,
     return PGD_OK;
 }
 
-/* --- the walk
- * -------------------------------------------------------------------------------------- */
+/* --- the walk --------------------------------------------------------------------------------- */
 
 static void layer_name(char out[MODEL_LAYOUT_MAX_NAME], int32_t layer, const char *what,
                        const char *kind)

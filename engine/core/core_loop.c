@@ -1,15 +1,18 @@
 /* The core thread: one poll(), one turn.
  *
- *   turn   commands → worker (frames, deaths, restarts) → schedule and send, up to DEPTH steps out
- * → events, stats → poll
+ *   commands → worker (frames, deaths, restarts) → schedule and send, up to DEPTH steps out
+ *   → state, stats, events → poll
  *
  * Hand-off to io: a ring of commands in, a ring of events out. Every request that was accepted
- * keeps one place of the event ring for its FINISHED event (RESERVE covers the state events), so
- * the core thread can always end a request and never waits for io; only tokens wait, by leaving
- * results in the worker's socket (can_take_result).
+ * keeps one place of the event ring for its FINISHED event (STATE_RESERVE covers the state events),
+ * so the core thread can always end a request and never waits for io. Only tokens wait: results
+ * are held back until there is room (can_take_result).
  *
  * Requests wait in `pending` until the KV pool is known and the scheduler exists; from then on the
  * scheduler holds them, over restarts too. `live` knows them all, for drain and for giving up.
+ *
+ * One file although long: both sides work on one struct, and who may touch which field is the point
+ * of it.
  */
 #include "engine/core/core_loop.h"
 
@@ -46,9 +49,10 @@ typedef enum command_kind {
 
 typedef struct command {
     command_kind kind;
-    request *r;          /* SUBMIT: owned */
-    uint64_t request_id; /* ABORT */
-    uint32_t drain_s;    /* DRAIN */
+    request *r;            /* SUBMIT: owned */
+    uint64_t request_id;   /* ABORT */
+    request_status status; /* ABORT: how it counts */
+    uint32_t drain_s;      /* DRAIN */
 } command;
 
 /* What a step in flight holds, for the poison rule. */
@@ -101,9 +105,7 @@ struct core_loop {
     char fail_text[512];
 };
 
-/* --- events
- * ---------------------------------------------------------------------------------------------------------
- */
+/* --- events ----------------------------------------------------------------------------------- */
 
 static size_t n_free_events(const core_loop *c)
 {
@@ -161,6 +163,35 @@ static void on_release(void *arg, request *r)
     request_destroy(r);
 }
 
+static void publish(core_loop *c)
+{
+    const worker_facts *f = worker_life_get_facts(c->life);
+    core_stats s;
+    bool is_dying = worker_life_get_state(c->life) == WORKER_LIFE_DYING;
+    memset(&s, 0, sizeof s);
+    s.state = c->state;
+    if (c->sched != NULL)
+        scheduler_get_stats(c->sched, &s.scheduler);
+    s.scheduler.n_waiting += c->n_pending;
+    s.n_steps = c->n_steps;
+    s.last_progress_us = clock_now_us();
+    s.load_done_bytes = f->load_done_bytes;
+    s.load_total_bytes = f->load_total_bytes;
+    s.n_worker_restarts = f->n_restarts;
+    s.worker_pid = (uint64_t)worker_life_get_pid(c->life);
+    s.n_kv_blocks = f->n_blocks > 0 ? f->n_blocks - 1 : 0;
+    s.max_model_len = f->max_model_len;
+    s.n_queued_commands = (int32_t)ring_n_used(c->commands);
+    s.kv_bytes = f->kv_bytes;
+    s.load_us = f->load_us;
+    s.spawn_us = f->spawn_us;
+    s.fail_err = f->fatal_err;
+    snprintf(s.device_name, sizeof s.device_name, "%s", f->device_name);
+    if (c->state == CORE_RECOVERING || c->state == CORE_FAILED)
+        snprintf(s.why, sizeof s.why, "%s", is_dying ? worker_life_get_reason(c->life) : c->why);
+    stats_publish(c->stats, &s);
+}
+
 /* The state is told when there is room beyond what finished requests need; otherwise at a later
  * turn. */
 static void tell_state(core_loop *c)
@@ -171,6 +202,7 @@ static void tell_state(core_loop *c)
         n_free_events(c) <= (size_t)c->sizes.max_held + STATE_RESERVE / 2)
         return;
     c->state = c->wanted_state;
+    publish(c); /* whoever hears of the state finds it, and its reason, in the stats */
     core_event e = {.kind = CORE_EVENT_STATE, .state = c->state};
     push_event(c, &e);
     log_info("core", "state=%s", names[c->state]);
@@ -185,15 +217,13 @@ static core_state derive_state(const core_loop *c)
         return CORE_DRAINING;
     if (life == WORKER_LIFE_READY)
         return CORE_READY;
-    if (c->was_lost)
+    if (c->was_lost || life == WORKER_LIFE_DYING)
         return CORE_RECOVERING;
     return life == WORKER_LIFE_LOADING || life == WORKER_LIFE_PREPARING ? CORE_LOADING
                                                                         : CORE_STARTING;
 }
 
-/* --- requests
- * -------------------------------------------------------------------------------------------------------
- */
+/* --- requests --------------------------------------------------------------------------------- */
 
 static void refuse(core_loop *c, request *r, core_refusal refusal)
 {
@@ -267,9 +297,7 @@ static request *find_request(void *arg, uint64_t id)
     return scheduler_find(c->sched, id);
 }
 
-/* --- the worker's life
- * ------------------------------------------------------------------------------------------------
- */
+/* --- the worker's life ------------------------------------------------------------------------ */
 
 static pgd_err make_scheduler(core_loop *c, const worker_facts *facts, pgd_why *why)
 {
@@ -384,9 +412,7 @@ static void on_failed(void *arg, const char *why)
     finish_all(c, REQUEST_FINISHED_ERROR, CORE_REFUSAL_WORKER);
 }
 
-/* --- steps
- * ----------------------------------------------------------------------------------------------------------
- */
+/* --- steps ------------------------------------------------------------------------------------ */
 
 static void note_step(core_loop *c, const scheduler_output *out)
 {
@@ -423,9 +449,7 @@ static void dispatch(core_loop *c)
     }
 }
 
-/* --- turn
- * -----------------------------------------------------------------------------------------------------------
- */
+/* --- turn ------------------------------------------------------------------------------------- */
 
 static void take_commands(core_loop *c)
 {
@@ -436,7 +460,7 @@ static void take_commands(core_loop *c)
             take_submit(c, cmd.r);
             break;
         case COMMAND_ABORT:
-            finish_live(c, cmd.request_id, REQUEST_FINISHED_ABORTED, CORE_REFUSAL_NONE);
+            finish_live(c, cmd.request_id, cmd.status, CORE_REFUSAL_NONE);
             break;
         case COMMAND_RESET_CACHE:
             if (c->sched != NULL && !scheduler_reset_prefix_cache(c->sched))
@@ -459,33 +483,6 @@ static void check_drain(core_loop *c)
     if (hash_map_n_entries(c->live) > 0 && clock_now_us() >= c->drain_end_us)
         finish_all(c, REQUEST_FINISHED_ABORTED, CORE_REFUSAL_NONE);
     c->is_done = hash_map_n_entries(c->live) == 0;
-}
-
-static void publish(core_loop *c)
-{
-    const worker_facts *f = worker_life_get_facts(c->life);
-    core_stats s;
-    memset(&s, 0, sizeof s);
-    s.state = c->state;
-    if (c->sched != NULL)
-        scheduler_get_stats(c->sched, &s.scheduler);
-    s.scheduler.n_waiting += c->n_pending;
-    s.n_steps = c->n_steps;
-    s.last_progress_us = clock_now_us();
-    s.load_done_bytes = f->load_done_bytes;
-    s.load_total_bytes = f->load_total_bytes;
-    s.n_worker_restarts = f->n_restarts;
-    s.worker_pid = (uint64_t)worker_life_get_pid(c->life);
-    s.n_kv_blocks = f->n_blocks > 0 ? f->n_blocks - 1 : 0;
-    s.max_model_len = f->max_model_len;
-    s.n_queued_commands = (int32_t)ring_n_used(c->commands);
-    s.kv_bytes = f->kv_bytes;
-    s.load_us = f->load_us;
-    s.spawn_us = f->spawn_us;
-    snprintf(s.device_name, sizeof s.device_name, "%s", f->device_name);
-    if (c->state == CORE_RECOVERING || c->state == CORE_FAILED)
-        snprintf(s.why, sizeof s.why, "%s", c->why);
-    stats_publish(c->stats, &s);
 }
 
 static void wake_io(core_loop *c)
@@ -540,16 +537,14 @@ static void run(void *arg)
     if (c->sched != NULL)
         scheduler_reset_worker(c->sched); /* what was in flight is released */
     c->state = CORE_STOPPED;
+    publish(c);
     core_event e = {.kind = CORE_EVENT_STATE, .state = CORE_STOPPED};
     push_event(c, &e);
-    publish(c);
     atomic_store(&c->is_stopped, true);
     wake_io(c);
 }
 
-/* --- io side
- * ---------------------------------------------------------------------------------------------------------
- */
+/* --- io side ---------------------------------------------------------------------------------- */
 
 static pgd_err make_arrays(core_loop *c)
 {
@@ -703,11 +698,21 @@ core_refusal core_loop_submit(core_loop *c, request *r)
     return CORE_REFUSAL_NONE;
 }
 
-void core_loop_abort(core_loop *c, uint64_t request_id)
+static void end_request(core_loop *c, uint64_t request_id, request_status status)
 {
-    command cmd = {.kind = COMMAND_ABORT, .request_id = request_id};
+    command cmd = {.kind = COMMAND_ABORT, .request_id = request_id, .status = status};
     if (c->is_started)
         push_command(c, &cmd);
+}
+
+void core_loop_abort(core_loop *c, uint64_t request_id)
+{
+    end_request(c, request_id, REQUEST_FINISHED_ABORTED);
+}
+
+void core_loop_end_at_stop(core_loop *c, uint64_t request_id)
+{
+    end_request(c, request_id, REQUEST_FINISHED_STOPPED);
 }
 
 bool core_loop_poll(core_loop *c, core_event *out)

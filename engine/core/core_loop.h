@@ -4,7 +4,7 @@
  * The io thread talks to it through two bounded rings (commands in, events out) and a wake
  * callback; there is no other sharing. Two steps are in flight while there is work. When the worker
  * dies or hangs: the replica stops stepping, its requests go back to waiting, the worker is
- * restarted (at once, then after 0.5 to 8 s), requests resume. After five restarts without an
+ * restarted (at once, then after 0.5, 1, 2 and 4 s), requests resume. After five restarts without an
  * acknowledged step every request fails and the state is CORE_FAILED (the process then exits with
  * status 70).
  * Thread:  each function says; "io" = the one thread that created it
@@ -77,7 +77,8 @@ typedef struct core_stats {
     uint64_t kv_bytes;
     uint64_t load_us, spawn_us;
     char device_name[256];
-    char why[512]; /* reason of RECOVERING or FAILED */
+    char why[512];    /* reason of RECOVERING or FAILED */
+    pgd_err fail_err; /* of FAILED; PGD_OK when the worker could not be kept running */
 } core_stats;
 
 typedef struct core_loop_opts {
@@ -108,6 +109,8 @@ PGD_MUST_USE core_refusal core_loop_submit(core_loop *c, request *r);
 /* Ends it within one step; its FINISHED event (ABORTED) still comes. Unknown ids are ignored.
  * Thread: io */
 void core_loop_abort(core_loop *c, uint64_t request_id);
+/* The same for one whose text has come to a stop string: it counts as STOPPED. */
+void core_loop_end_at_stop(core_loop *c, uint64_t request_id);
 /* Next event, false when there is none. Thread: io */
 bool core_loop_poll(core_loop *c, core_event *out);
 /* A consistent snapshot. Thread: any */

@@ -78,12 +78,17 @@ pgd_err core_sizes_fit_kv(int32_t *n_blocks, core_sizes *sizes, const config *cf
     else
         n = PGD_MIN(done->memory_free_bytes / 4 / block_bytes, n_full + 1);
     if (n < 2)
-        return pgd_fail(why, PGD_ENOMEM,
-                        "KV cache: expected room for at least 2 blocks of %llu bytes, got %llu; "
-                        "free memory is %llu MB: set "
-                        "kv_cache_memory, or a smaller block_size",
-                        (unsigned long long)block_bytes, (unsigned long long)n,
-                        (unsigned long long)(done->memory_free_bytes >> 20));
+        return cfg->kv_cache_memory > 0
+                   ? pgd_fail(why, PGD_ERANGE,
+                              "kv_cache_memory: expected at least %llu bytes (2 blocks), got %lld",
+                              (unsigned long long)(2 * block_bytes),
+                              (long long)cfg->kv_cache_memory)
+                   : pgd_fail(why, PGD_ENOMEM,
+                              "KV cache: expected room for at least 2 blocks of %llu bytes, got "
+                              "%llu; free memory is %llu MB: set kv_cache_memory, or a smaller "
+                              "block_size",
+                              (unsigned long long)block_bytes, (unsigned long long)n,
+                              (unsigned long long)(done->memory_free_bytes >> 20));
     n = PGD_MIN(n, (uint64_t)INT32_MAX / (uint64_t)sizes->block_size);
     *n_blocks = (int32_t)n;
     int64_t n_pool_tokens = (int64_t)(*n_blocks - 1) * sizes->block_size;

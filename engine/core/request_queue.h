@@ -2,8 +2,8 @@
  *
  * FCFS: a deque. Priority: a heap by (priority, preempted first, arrival, id); smaller priority
  * values come first. Under both policies a preempted request goes ahead of the others of its
- * priority class (FCFS has one class), preempted ones among themselves in arrival order. Owns:
- * nothing; a request is in at most one queue
+ * priority class (FCFS has one class), preempted ones among themselves in arrival order.
+ * Owns:    nothing; a request is in at most one queue
  * Limits:  max_requests, fixed at create; status must not change while queued, except by removal
  * Thread:  core
  */

@@ -241,7 +241,8 @@ void scheduler__finish(scheduler *s, request *r, request_status was, request_sta
 bool scheduler_finish_request(scheduler *s, uint64_t request_id, request_status status)
 {
     thread_assert(THREAD_CORE);
-    PGD_ASSERTF(status == REQUEST_FINISHED_ABORTED || status == REQUEST_FINISHED_ERROR,
+    PGD_ASSERTF(status == REQUEST_FINISHED_ABORTED || status == REQUEST_FINISHED_ERROR ||
+                    status == REQUEST_FINISHED_STOPPED,
                 "request %llu cannot be finished with status %d from outside",
                 (unsigned long long)request_id, status);
     request *r = scheduler_find(s, request_id);
@@ -277,23 +278,6 @@ void scheduler_reset_worker(scheduler *s)
     bool was_reset = kv_manager_reset_cache(s->kv);
     PGD_ASSERTF(was_reset, "%d blocks are free after every request gave up its own",
                 block_pool_n_free(kv_manager_get_pool(s->kv)));
-}
-
-int32_t scheduler_get_in_flight(const scheduler *s, uint64_t *ids, int32_t max)
-{
-    int32_t n_ids = 0;
-    for (int32_t i = 0; i < s->n_records; i++) {
-        const step_record *record = scheduler__record_at(s, i);
-        for (int32_t e = 0; e < record->n_entries && n_ids < max; e++) {
-            uint64_t id = record->entries[e].request_id;
-            bool is_listed = request_is_finished(record->entries[e].r);
-            for (int32_t k = 0; k < n_ids && !is_listed; k++)
-                is_listed = ids[k] == id;
-            if (!is_listed)
-                ids[n_ids++] = id;
-        }
-    }
-    return n_ids;
 }
 
 int32_t scheduler_n_steps_in_flight(const scheduler *s)

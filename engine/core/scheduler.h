@@ -82,7 +82,8 @@ scheduler_add scheduler_add_request(scheduler *s, request *r);
  * step. */
 bool scheduler_can_ever_fit(const scheduler *s, int32_t n_total_tokens);
 /* Finishes it from outside (rule UP9): on_finished is called now; late results are dropped. False
- * if unknown or already finished. status: REQUEST_FINISHED_ABORTED or _ERROR. */
+ * if unknown or already finished. status: REQUEST_FINISHED_ABORTED, _ERROR, or _STOPPED for a stop
+ * string that was found outside. */
 bool scheduler_finish_request(scheduler *s, uint64_t request_id, request_status status);
 request *scheduler_find(const scheduler *s, uint64_t request_id);
 
@@ -91,23 +92,22 @@ bool scheduler_has_work(const scheduler *s);
 
 /* Fills *out for the next step; pointers are valid until the next call of any function that changes
  * the scheduler. False when there is nothing to send (no tokens and no ids to deliver). At most
- * SCHEDULER_MAX_STEPS_IN_FLIGHT steps may be without result. num_computed_tokens advances now (SC9).
- * `only`: when not NULL, requests other than those listed wait, running ones are preempted (bisection
- * of a poison request); n_only ids. */
+ * SCHEDULER_MAX_STEPS_IN_FLIGHT steps may be without result. num_computed_tokens advances now
+ * (SC9). `only`: when not NULL, requests other than those listed wait, running ones are preempted
+ * (bisection of a poison request); n_only ids. */
 bool scheduler_schedule(scheduler *s, scheduler_output *out, const uint64_t *only, int32_t n_only);
 
 /* Applies the result of the oldest step in flight. PGD_EPROTO and no change when it is of another
  * step or does not fit it: a request that is not in the step, or twice, or of another epoch; tokens
  * for a row that is still inside its prompt; none for one that is not and has no error; more tokens
- * than drafts + 1; logprobs outside the list. Tokens were checked against vocab_size by the caller. */
+ * than drafts + 1; logprobs outside the list. Tokens were checked against vocab_size by the
+ * caller. */
 PGD_MUST_USE pgd_err scheduler_update(scheduler *s, const step_result *result);
 
 /* The worker is gone: every step in flight is forgotten, running requests go back to waiting in
  * order with their tokens kept, the KV pool and its hashes are reset. Nothing is lost. */
 void scheduler_reset_worker(scheduler *s);
-/* Ids of the unfinished requests in steps that have been scheduled and not yet updated, each once,
- * oldest step first; returns the count, at most max. */
-int32_t scheduler_get_in_flight(const scheduler *s, uint64_t *ids, int32_t max);
+/* Steps that have been scheduled and not yet updated. */
 int32_t scheduler_n_steps_in_flight(const scheduler *s);
 
 /* False and no change unless every block is free. */

@@ -1,12 +1,13 @@
 /* Applies the result of the oldest step in flight (rules UP).
  *
  * What a late result means is decided by the epoch that its step recorded, never by counters:
- *   request finished meanwhile                      dropped
- *   epoch older than the request's                  dropped: it was admitted again and recomputes
- * those tokens same epoch, RUNNING                             appended, counters settled same
- * epoch, PREEMPTED                           appended; there are no counters to settle The whole
- * result is checked before anything changes, so that a faulty worker cannot leave half a step
- * behind. */
+ *   request finished meanwhile       dropped
+ *   epoch older than the request's   dropped: it was admitted again and recomputes those tokens
+ *   same epoch, RUNNING              appended, counters settled
+ *   same epoch, PREEMPTED            appended; there are no counters to settle
+ *
+ * The whole result is checked before anything changes, so that a faulty worker cannot leave half a
+ * step behind. */
 #include "common/clock.h"
 #include "common/mem.h"
 #include "common/thread.h"
@@ -164,7 +165,8 @@ static void apply_entry(scheduler *s, const step_entry *e, const step_result *re
         return;
     if (res->error != REQUEST_ERROR_NONE) {
         /* Its keys and values are not to be trusted, not even those of earlier steps. */
-        finish(s, r, r->status, REQUEST_FINISHED_ERROR, res->error, 0);
+        kv_manager_forget(s->kv, r);
+        finish(s, r, r->status, REQUEST_FINISHED_ERROR, res->error, r->num_computed_tokens);
         return;
     }
     if (res->n_tokens == 0)
@@ -174,7 +176,7 @@ static void apply_entry(scheduler *s, const step_entry *e, const step_result *re
     if (!append_tokens(s, r, result, res, now_us) || !is_running)
         return;
     publish_known(s, r);
-    if (!s->opts.async && r->n_in_flight_tokens == 0)
+    if (!s->opts.async)
         keep_drafts(r, res);
 }
 
@@ -195,6 +197,7 @@ pgd_err scheduler_update(scheduler *s, const step_result *result)
     close_holes(s);
     s->first_record = (s->first_record + 1) % SCHEDULER_MAX_STEPS_IN_FLIGHT;
     s->n_records--;
+    PGD_DASSERT((scheduler_check(s), true));
     mem_permit();
     return PGD_OK;
 }

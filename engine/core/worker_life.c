@@ -1,10 +1,11 @@
-/* The state machine of the header. A death is handled in two moves: lose() closes the link and
- * kills, whatever the reason; bury() acts once the process is reaped, so that two incarnations
+/* The state machine of the header. A death is handled in two moves: lose() kills, whatever the
+ * reason; bury() closes the link and goes on once the process is reaped, so that two incarnations
  * never live side by side and the message can tell how it ended.
  *
  * Three watches, all on awake time: a step is out and progress stands still
  * (worker_stall_timeout_s); the oldest step is out for step_timeout_s; nothing at all is heard, or
  * an idle worker leaves a ping unanswered.
+ * One file although long: it is one state machine, and each message handler is a transition of it.
  */
 #include "engine/core/worker_life.h"
 
@@ -24,18 +25,16 @@
 #include "engine/core/worker_link.h"
 #include "engine/supervisor.h"
 
-#define MAX_RESTARTS 5
-#define MAX_TURN_US  1000000u
-#define TICK_MS      500
-#define HELD_MS      2         /* how often a full event ring is looked at again */
-#define STARTING_US  30000000u /* spawn to hello */
-#define SILENCE_EXTRA_US \
-    2000000u /* on top of the stall timeout, for the heartbeat's own period \
-                                    */
-#define FIRST_BACKOFF_US 500000u
-#define MAX_BACKOFF_US   8000000u
-#define EXIT_WAIT_MS     2000
-#define MAX_FRAMES       64 /* in one turn */
+#define MAX_RESTARTS      5
+#define MAX_TURN_US       1000000u
+#define TICK_MS           500
+#define HELD_MS           2         /* how often a full event ring is looked at again */
+#define STARTING_US       30000000u /* spawn to hello */
+#define SILENCE_EXTRA_US  2000000u  /* beyond the stall timeout, for the heartbeat's own period */
+#define FIRST_BACKOFF_US  500000u
+#define EXIT_WAIT_MS      2000
+#define MAX_FRAMES        64 /* in one turn */
+#define MAX_CONTROL_BYTES (1u << 16)
 
 struct worker_life {
     worker_life_opts opts;
@@ -54,6 +53,7 @@ struct worker_life {
     uint8_t token[CONTROL_TOKEN_BYTES];
     int32_t n_barren; /* restarts since the last acknowledged step */
     bool is_fatal;    /* do not restart */
+    bool was_ready;   /* in this life or an earlier one */
     char reason[1024];
 
     uint64_t last_turn_us; /* monotonic */
@@ -69,9 +69,7 @@ struct worker_life {
     int32_t n_out;
 };
 
-/* --- create
- * ---------------------------------------------------------------------------------------------------------
- */
+/* --- create ----------------------------------------------------------------------------------- */
 
 static pgd_err find_worker(char out[CONFIG_PATH_BYTES], const config *cfg, pgd_why *why)
 {
@@ -120,9 +118,7 @@ void worker_life_destroy(worker_life *w)
     mem_free(w);
 }
 
-/* --- death
- * ----------------------------------------------------------------------------------------------------------
- */
+/* --- death ------------------------------------------------------------------------------------ */
 
 PGD_PRINTF(2, 3) static void lose(worker_life *w, const char *fmt, ...);
 
@@ -160,7 +156,6 @@ static void bury(worker_life *w)
     w->opts.on_lost(w->opts.arg, text);
     if (!w->is_fatal && w->n_barren < MAX_RESTARTS) {
         uint64_t wait_us = w->n_barren == 0 ? 0 : FIRST_BACKOFF_US << (w->n_barren - 1);
-        wait_us = PGD_MIN(wait_us, MAX_BACKOFF_US);
         w->n_barren++;
         w->facts.n_restarts++;
         w->backoff_mark = w->awake_us + wait_us;
@@ -178,47 +173,42 @@ static void bury(worker_life *w)
     give_up(w, text);
 }
 
-/* --- start
- * ----------------------------------------------------------------------------------------------------------
- */
+/* --- start ------------------------------------------------------------------------------------ */
 
-static size_t step_frame_bound(const core_sizes *z)
+/* Limits that no frame of this configuration exceeds, before model and pool are known. */
+static wire_limits frame_limits(const core_sizes *z)
 {
-    /* The pool is not known yet: more blocks than any pool that this bound must serve. */
     wire_limits l = {.max_num_seqs = z->max_num_seqs,
                      .max_num_batched_tokens = z->max_num_batched_tokens,
                      .max_model_len = z->max_model_len,
-                     .vocab_size = 1,
-                     .n_blocks = 1 << 24,
+                     .vocab_size = 1,     /* not in any size */
+                     .n_blocks = 1 << 24, /* more than any pool that this must serve */
                      .block_size = z->block_size,
                      .n_groups = PGD_MAX_KV_GROUPS,
                      .max_logprobs = z->max_logprobs};
     PGD_ASSERT(wire_limits_derive(&l, NULL) == PGD_OK);
-    return scheduler_output_max_frame_bytes(&l);
-}
-
-static size_t result_frame_bound(const core_sizes *z)
-{
-    return (size_t)z->max_num_seqs *
-               (sizeof(request_result_msg) + 64 + (size_t)(z->max_logprobs + 1) * 8) +
-           (1u << 16);
+    return l;
 }
 
 static pgd_err spawn(worker_life *w, pgd_why *why)
 {
     char line[256];
     char hex[2 * CONTROL_TOKEN_BYTES + 1];
+    wire_limits limits = frame_limits(&w->opts.sizes);
     worker_link_opts link_opts = {.dir = w->dir,
                                   .worker_epoch = w->epoch,
-                                  .max_recv_bytes = result_frame_bound(&w->opts.sizes),
+                                  .max_recv_bytes =
+                                      step_result_max_frame_bytes(&limits) + MAX_CONTROL_BYTES,
                                   .wake_fd = w->opts.wake_fd};
     if (getrandom(w->token, sizeof w->token, 0) != (ssize_t)sizeof w->token)
         return pgd_fail(why, PGD_EIO, "no random numbers from the system");
     for (size_t i = 0; i < sizeof w->token; i++)
         snprintf(hex + 2 * i, 3, "%02x", w->token[i]);
+    /* Once more for each life: whatever cleans /tmp may have taken it away. */
+    PGD_TRY(runtime_dir_prepare(w->dir, w->opts.cfg->runtime_dir, why));
     PGD_TRY(worker_link_open(&w->link, &link_opts, why));
     snprintf(line, sizeof line, "token=%s epoch=%" PRIu32 " engine_pid=%ld max_frame_bytes=%zu\n",
-             hex, w->epoch, (long)getpid(), step_frame_bound(&w->opts.sizes));
+             hex, w->epoch, (long)getpid(), scheduler_output_max_frame_bytes(&limits));
     const char *argv[] = {w->path,
                           "--connect",
                           worker_link_get_url(w->link),
@@ -247,12 +237,12 @@ static void start(worker_life *w)
         return;
     }
     w->is_fatal = err == PGD_ENOENT;
+    if (w->is_fatal)
+        w->facts.fatal_err = PGD_EINVAL; /* worker_path */
     lose(w, "%s", pgd_why_text(&why, err));
 }
 
-/* --- messages
- * -------------------------------------------------------------------------------------------------------
- */
+/* --- messages --------------------------------------------------------------------------------- */
 
 static pgd_err send_or_lose(worker_life *w, wire_type type, const wire_record *rec, const void *msg)
 {
@@ -361,6 +351,7 @@ static pgd_err take_kv_ready(worker_life *w, const worker_frame *f, pgd_why *why
         return err;
     }
     w->state = WORKER_LIFE_READY;
+    w->was_ready = true;
     log_info("core", "worker ready pid=%ld device=\"%s\" spawn=%.3fs load=%.3fs ready=%.3fs",
              (long)supervisor_get_pid(w->sup), w->facts.device_name,
              (double)w->facts.spawn_us / 1e6, (double)w->facts.load_us / 1e6,
@@ -371,7 +362,10 @@ static pgd_err take_kv_ready(worker_life *w, const worker_frame *f, pgd_why *why
 static pgd_err take_result(worker_life *w, const worker_frame *f, pgd_why *why)
 {
     step_result r;
-    PGD_TRY(step_result_decode(&r, &w->scratch, f->data, f->n_bytes, &w->limits, why));
+    mem_forbid();
+    pgd_err err = step_result_decode(&r, &w->scratch, f->data, f->n_bytes, &w->limits, why);
+    mem_permit();
+    PGD_TRY(err);
     PGD_TRY(w->opts.on_result(w->opts.arg, &r, why));
     if (w->n_out == 0)
         return pgd_fail(why, PGD_EPROTO, "expected no result, got one of step %llu",
@@ -414,7 +408,10 @@ static pgd_err take_error(worker_life *w, const worker_frame *f, pgd_why *why)
         log_warn("core", "worker: %s", m.text);
         return PGD_OK;
     }
-    w->is_fatal = m.is_fatal == 2;
+    /* A model that was served before is sound: what is wrong now may pass. */
+    w->is_fatal = m.is_fatal == 2 && !w->was_ready;
+    if (w->is_fatal)
+        w->facts.fatal_err = (pgd_err)m.err;
     return pgd_fail(why, PGD_EPROTO, "%s", m.text);
 }
 
@@ -448,12 +445,14 @@ static void take_or_lose(worker_life *w, const worker_frame *f)
 {
     pgd_why why = {0};
     pgd_err err = take_frame(w, f, &why);
+    if (w->is_fatal && w->facts.fatal_err == PGD_OK)
+        w->facts.fatal_err = err;
     if (err != PGD_OK && w->state != WORKER_LIFE_DYING)
         lose(w, w->is_fatal ? "%s" : "failed: %s", pgd_why_text(&why, err));
 }
 
-/* Results that make more events than there is room for are held; everything else is acted on at once. After a loss frames are
- * received all the same, and dropped. */
+/* Results that make more events than there is room for are held; everything else is acted on at
+ * once. After a loss frames are received all the same, and dropped. */
 static void drain_frames(worker_life *w)
 {
     worker_frame f;
@@ -470,6 +469,7 @@ static void drain_frames(worker_life *w)
             continue;
         if (err == PGD_EUNSUPPORTED) {
             w->is_fatal = true;
+            w->facts.fatal_err = err;
             tell_refusal(w, err, why.text);
         }
         if (err != PGD_OK)
@@ -482,9 +482,7 @@ static void drain_frames(worker_life *w)
     }
 }
 
-/* --- watches
- * --------------------------------------------------------------------------------------------------------
- */
+/* --- watches ---------------------------------------------------------------------------------- */
 
 /* Nothing is out: a ping now and then must come back. */
 static void watch_idle(worker_life *w, uint64_t stall_us)
@@ -568,16 +566,12 @@ bool worker_life_send_step(worker_life *w, const scheduler_output *out)
     return true;
 }
 
-/* --- the rest
- * --------------------------------------------------------------------------------------------------------
- */
+/* --- the rest --------------------------------------------------------------------------------- */
 
 int worker_life_get_fds(const worker_life *w, int fds[WORKER_LIFE_MAX_FDS])
 {
-    int n = supervisor_get_fds(w->sup, fds);
-    if (w->link != NULL)
-        fds[n++] = worker_link_get_fd(w->link);
-    return n;
+    static_assert(WORKER_LIFE_MAX_FDS >= SUPERVISOR_MAX_FDS, "room for its descriptors");
+    return supervisor_get_fds(w->sup, fds);
 }
 
 int worker_life_timeout_ms(const worker_life *w)
@@ -600,6 +594,11 @@ worker_life_state worker_life_get_state(const worker_life *w)
 const worker_facts *worker_life_get_facts(const worker_life *w)
 {
     return &w->facts;
+}
+
+const char *worker_life_get_reason(const worker_life *w)
+{
+    return w->reason;
 }
 
 int64_t worker_life_get_pid(const worker_life *w)

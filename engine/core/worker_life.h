@@ -1,11 +1,11 @@
 /* One worker, life after life: spawn, hello, load, KV configuration, steps, death, restart.
  *
  *   STARTING ──hello──► LOADING ──load_done──► PREPARING ──kv_ready──► READY
- *      ▲                    any of them: exit, lost pipe, bad message, stall ──► DYING ──reaped──►
- * BACKOFF ─┐
- *      └────────────────────────────────────────────────────────────────────────────────────────────────────┘
- *   DYING ──► FAILED when restarting cannot help, or after five restarts without an acknowledged
- * step
+ *      ▲       any of them: exit, lost pipe, bad message, stall
+ *      │                                 │
+ *   BACKOFF ◄──reaped── DYING ◄──────────┘
+ *                         └──reaped──► FAILED   when restarting cannot help, or after five restarts
+ *                                               without an acknowledged step
  *
  * Nothing blocks except worker_life_stop. The caller polls the descriptors and calls
  * worker_life_turn. Clocks run on time awake: a turn that comes late (this process was stopped)
@@ -20,7 +20,7 @@
 #include "proto/scheduler_output.h"
 #include "proto/step_result.h"
 
-#define WORKER_LIFE_MAX_FDS   3
+#define WORKER_LIFE_MAX_FDS   2
 #define WORKER_LIFE_MAX_STEPS 4
 
 typedef struct worker_life worker_life;
@@ -49,6 +49,7 @@ typedef struct worker_facts {
     uint64_t spawn_us; /* from start to hello, of the last life */
     uint64_t load_us;
     uint64_t n_restarts;
+    pgd_err fatal_err; /* of a fault that no restart mends; PGD_OK when given up after restarts */
     char device_name[256];
 } worker_facts;
 
@@ -56,7 +57,7 @@ typedef struct worker_life_opts {
     const config *cfg;      /* borrow until destroy */
     const char *model_path; /* borrow until destroy */
     core_sizes sizes;
-    int wake_fd; /* borrow until destroy */
+    int wake_fd; /* borrow until destroy; written when there is something to do in a turn */
     /* Callbacks, all from worker_life_turn. The worker is ready for steps; PGD_OK or the reason to
      * give up. */
     pgd_err (*on_ready)(void *arg, const worker_facts *facts, pgd_why *why);
@@ -83,6 +84,8 @@ int worker_life_timeout_ms(const worker_life *w);
 worker_life_state worker_life_get_state(const worker_life *w);
 /* Borrow until destroy. */
 const worker_facts *worker_life_get_facts(const worker_life *w);
+/* Why the worker that is DYING is given up; borrow until the next turn. */
+const char *worker_life_get_reason(const worker_life *w);
 /* 0 when there is no process. */
 int64_t worker_life_get_pid(const worker_life *w);
 /* False when the worker turned out to be stalled or gone: the step is lost, on_lost will follow.

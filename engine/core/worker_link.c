@@ -5,9 +5,13 @@
  * full queue means that the worker has stopped reading. nng_sendmsg takes the message only on
  * success; that rule is written once, in send.
  *
- * Frames that cannot be used yet are held here, not left in the socket: NNG 1.5.2 can lose a completion when a pipe goes away
- * whose receive queue is full, and nng_close then never returns (measured, about every second time). So the caller receives
- * until there is nothing, and close first takes what is left.
+ * Frames that cannot be used yet are held here, not left in the socket: NNG 1.5.2 can lose a
+ * completion when a pipe goes away whose receive queue is full, and nng_close then never returns
+ * (measured, about every second time). So the caller receives until there is nothing, and close
+ * first takes what is left.
+ *
+ * Once there is nothing, one asynchronous receive is left armed, whose end writes wake_fd. NNG's
+ * own descriptor for that (NNG_OPT_RECVFD) is not used: 1.5.2 never closes its two ends.
  */
 #include "engine/core/worker_link.h"
 
@@ -29,7 +33,9 @@
 struct worker_link {
     nng_socket sock;
     bool sock_is_open;
-    int recv_fd;
+    nng_aio *aio;
+    bool is_armed;        /* aio has a receive that has not been taken */
+    atomic_bool is_ended; /* and it has ended */
     int wake_fd;
     uint32_t worker_epoch;
     nng_msg *last;
@@ -39,15 +45,34 @@ struct worker_link {
     char url[128];
 };
 
+static void wake(const worker_link *l)
+{
+    uint64_t one = 1;
+    ssize_t n = write(l->wake_fd, &one, sizeof one);
+    (void)n; /* full means that a wake-up is pending already */
+}
+
 static void on_pipe_gone(nng_pipe pipe, nng_pipe_ev ev, void *arg)
 {
     worker_link *l = arg;
-    uint64_t one = 1;
     (void)pipe;
     (void)ev;
     atomic_store(&l->is_lost, true);
-    ssize_t n = write(l->wake_fd, &one, sizeof one);
-    (void)n; /* full means that a wake-up is pending already */
+    wake(l);
+}
+
+static void on_receive_ended(void *arg)
+{
+    worker_link *l = arg;
+    atomic_store(&l->is_ended, true);
+    wake(l);
+}
+
+static void arm(worker_link *l)
+{
+    atomic_store(&l->is_ended, false);
+    l->is_armed = true;
+    nng_recv_aio(l->sock, l->aio);
 }
 
 static pgd_err fail_nng(pgd_why *why, const char *what, int rv)
@@ -69,8 +94,9 @@ static pgd_err open_socket(worker_link *l, const worker_link_opts *opts, pgd_why
         return fail_nng(why, "set options", rv);
     if ((rv = nng_listen(l->sock, l->url, NULL, 0)) != 0)
         return fail_nng(why, l->url, rv);
-    if ((rv = nng_socket_get_int(l->sock, NNG_OPT_RECVFD, &l->recv_fd)) != 0)
-        return fail_nng(why, "receive descriptor", rv);
+    if ((rv = nng_aio_alloc(&l->aio, on_receive_ended, l)) != 0)
+        return fail_nng(why, "receive", rv);
+    arm(l);
     return PGD_OK;
 }
 
@@ -89,7 +115,6 @@ pgd_err worker_link_open(worker_link **out, const worker_link_opts *opts, pgd_wh
         return pgd_fail(why, PGD_ENOMEM, "worker link: out of memory");
     l->worker_epoch = opts->worker_epoch;
     l->wake_fd = opts->wake_fd;
-    l->recv_fd = -1;
     if (getrandom(&tag, sizeof tag, 0) != (ssize_t)sizeof tag)
         tag = (uint32_t)getpid();
     snprintf(l->url, sizeof l->url, "ipc://%s/worker-%ld-%u-%08x.sock", opts->dir, (long)getpid(),
@@ -110,23 +135,24 @@ void worker_link_close(worker_link *l)
     for (int32_t i = 0; i < l->n_held; i++)
         nng_msg_free(l->held[i]);
     drop_last(l);
+    if (l->aio != NULL) {
+        nng_aio_stop(l->aio);
+        if (l->is_armed && nng_aio_result(l->aio) == 0)
+            nng_msg_free(nng_aio_get_msg(l->aio));
+    }
     if (l->sock_is_open) {
         while (nng_recvmsg(l->sock, &l->last, NNG_FLAG_NONBLOCK) == 0)
             drop_last(l);
         (void)nng_close(l->sock);
         (void)unlink(l->url + strlen("ipc://")); /* NNG does it too, where it still can */
     }
+    nng_aio_free(l->aio);
     mem_free(l);
 }
 
 const char *worker_link_get_url(const worker_link *l)
 {
     return l->url;
-}
-
-int worker_link_get_fd(const worker_link *l)
-{
-    return l->recv_fd;
 }
 
 bool worker_link_is_lost(const worker_link *l)
@@ -159,17 +185,34 @@ static pgd_err describe_last(const worker_link *l, worker_frame *out, pgd_why *w
     return h.worker_epoch == l->worker_epoch ? PGD_OK : PGD_EAGAIN;
 }
 
+/* The next message into last, or an NNG error; NNG_EAGAIN leaves a receive armed. */
+static int receive(worker_link *l)
+{
+    if (l->is_armed && !atomic_load(&l->is_ended))
+        return NNG_EAGAIN;
+    if (l->is_armed) {
+        l->is_armed = false;
+        int rv = nng_aio_result(l->aio);
+        l->last = rv == 0 ? nng_aio_get_msg(l->aio) : NULL;
+        return rv;
+    }
+    int rv = nng_recvmsg(l->sock, &l->last, NNG_FLAG_NONBLOCK);
+    if (rv != 0)
+        l->last = NULL;
+    if (rv == NNG_EAGAIN)
+        arm(l);
+    return rv;
+}
+
 pgd_err worker_link_recv(worker_link *l, worker_frame *out, pgd_why *why)
 {
     for (;;) {
         drop_last(l);
-        int rv = nng_recvmsg(l->sock, &l->last, NNG_FLAG_NONBLOCK);
-        if (rv != 0) {
-            l->last = NULL;
-            return rv == NNG_EAGAIN
-                       ? PGD_EAGAIN
-                       : pgd_fail(why, PGD_ECLOSED, "worker link: %s", nng_strerror(rv));
-        }
+        int rv = receive(l);
+        if (rv == NNG_EAGAIN)
+            return PGD_EAGAIN;
+        if (rv != 0)
+            return pgd_fail(why, PGD_ECLOSED, "worker link: %s", nng_strerror(rv));
         pgd_err err = describe_last(l, out, why);
         if (err != PGD_EAGAIN)
             return err;

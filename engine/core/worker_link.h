@@ -2,8 +2,8 @@
  * listens on a fresh ipc:// URL.
  *
  * One link per incarnation: a pair0 socket that outlives its worker would hand the dead worker's
- * queued frames to the next one. Nothing here blocks. wake_fd (an eventfd) is written when the
- * worker's end goes away.
+ * queued frames to the next one. Nothing here blocks. wake_fd (an eventfd) is written when a frame
+ * comes after worker_link_recv had none, and when the worker's end goes away.
  * Owns:    the socket and the frame last received
  * Thread:  core; the NNG threads touch only wake_fd and two flags (atomic)
  */
@@ -36,8 +36,6 @@ PGD_MUST_USE pgd_err worker_link_open(worker_link **out, const worker_link_opts 
 void worker_link_close(worker_link *l);
 /* What the worker dials; borrow until close. */
 const char *worker_link_get_url(const worker_link *l);
-/* Readable while a frame waits. */
-int worker_link_get_fd(const worker_link *l);
 /* PGD_EAGAIN: the queue to the worker is full, it has stalled; PGD_ECLOSED: it is gone. */
 PGD_MUST_USE pgd_err worker_link_send(worker_link *l, wire_type type, const wire_record *rec,
                                       const void *msg);

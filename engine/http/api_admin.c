@@ -96,13 +96,24 @@ void api_version_handle(http_api *api, http_conn *conn, const http_request *req)
     http_conn_respond(conn, 200, "application/json", NULL, body, sizeof(body) - 1);
 }
 
-/* --- metrics
- * -------------------------------------------------------------------------------------------- */
+/* --- metrics ---------------------------------------------------------------------------------- */
 
 typedef struct page {
     strbuf b;
-    char labels[320];
+    char labels[600]; /* holds any served_model_name, escaped */
 } page;
+
+/* As the text format wants it: backslash and quote escaped, one line. */
+static void set_labels(page *p, const char *model_name)
+{
+    size_t used = (size_t)snprintf(p->labels, sizeof(p->labels), "model_name=\"");
+    for (const char *c = model_name; *c != '\0' && used + 20 < sizeof(p->labels); c++) {
+        if (*c == '"' || *c == '\\')
+            p->labels[used++] = '\\';
+        p->labels[used++] = (char)((unsigned char)*c < 0x20 ? '?' : *c);
+    }
+    snprintf(p->labels + used, sizeof(p->labels) - used, "\",engine=\"0\"");
+}
 
 static void head(page *p, const char *name, const char *type, const char *help)
 {
@@ -189,13 +200,7 @@ void api_metrics_handle(http_api *api, http_conn *conn, const http_request *req)
     (void)req;
     engine_get_stats(api->engine, &s);
     strbuf_init(&p.b);
-    strbuf name;
-    strbuf_init(&name);
-    const char *model = engine_model_name(api->engine);
-    strbuf_append_json(&name, model, strlen(model)); /* same escapes as a label value */
-    snprintf(p.labels, sizeof(p.labels), "model_name=%.280s,engine=\"0\"",
-             name.data != NULL ? name.data : "\"\"");
-    strbuf_deinit(&name);
+    set_labels(&p, engine_model_name(api->engine));
     append_core(&p, &s);
     append_finished(&p, &s.scheduler);
     append_http(&p, api);

@@ -15,6 +15,13 @@
 #include "engine/http/http_api.h"
 #include "engine/http/http_errors.h"
 
+#define MAX_WHOLE_ANSWER_BYTES (512 << 20)
+#define MAX_TOKEN_BYTES        32 /* of a token's text and id in the answer, in the mean */
+#define MAX_LOGPROB_BYTES      48 /* of one logprob with its token */
+
+static const char queue_full_text[] =
+    "too many requests are waiting (max_queued_requests); try again after the time in Retry-After";
+
 typedef struct completion completion;
 
 typedef struct choice {
@@ -137,8 +144,7 @@ static void respond_error(completion *c, int status, const char *param, const ch
     }
 }
 
-/* --- the answer's JSON
- * ----------------------------------------------------------------------------------- */
+/* --- the answer's JSON ------------------------------------------------------------------------ */
 
 static void append_head(strbuf *b, const completion *c)
 {
@@ -282,8 +288,7 @@ static void reset_delta(choice *ch)
     ch->has_lp = false;
 }
 
-/* --- progress
- * ------------------------------------------------------------------------------------------- */
+/* --- progress --------------------------------------------------------------------------------- */
 
 static void finish_stream(completion *c)
 {
@@ -403,12 +408,13 @@ static void on_chunk(void *arg, generation *g)
     unpin(c);
 }
 
-/* --- start
- * ---------------------------------------------------------------------------------------------- */
+/* --- start ------------------------------------------------------------------------------------ */
 
-static bool check_lengths(completion *c, int32_t max_model_len)
+static bool check_lengths(completion *c, const core_stats *stats)
 {
     char message[320];
+    int32_t max_model_len = stats->max_model_len;
+    int64_t n_pool = stats->n_kv_blocks * engine_get_config(c->api->engine)->block_size;
     for (int32_t i = 0; i < c->params.n_prompts; i++) {
         int64_t n = c->params.prompts[i].n_ids;
         int64_t wanted = c->params.max_tokens;
@@ -427,17 +433,48 @@ static bool check_lengths(completion *c, int32_t max_model_len)
                           "context_length_exceeded", message);
             return false;
         }
+        /* The last token is returned, never computed. The pool is known once a worker was ready. */
+        if (stats->n_kv_blocks > 0 && n + PGD_MAX(wanted, 1) - 1 > n_pool) {
+            snprintf(message, sizeof(message),
+                     "the KV cache of this server holds %" PRId64 " tokens; you requested %" PRId64
+                     " tokens in the prompt and %" PRId64
+                     " for the completion; shorten the prompt or lower max_tokens.",
+                     n_pool, n, PGD_MAX(wanted, 1));
+            respond_error(c, 400, wanted > 1 && n <= n_pool ? "max_tokens" : "prompt",
+                          "context_length_exceeded", message);
+            return false;
+        }
     }
     return true;
+}
+
+/* An answer that is not streamed is held whole: what it may come to must have a limit. */
+static bool check_whole_answer(completion *c, int32_t max_tokens)
+{
+    char message[320];
+    if (c->params.stream)
+        return true;
+    int64_t token_bytes = MAX_TOKEN_BYTES;
+    if (c->params.sampling.n_logprobs >= 0)
+        token_bytes += MAX_LOGPROB_BYTES * (2 + (int64_t)c->params.sampling.n_logprobs);
+    int64_t total_bytes = token_bytes * max_tokens * c->n_choices;
+    if (total_bytes <= MAX_WHOLE_ANSWER_BYTES)
+        return true;
+    snprintf(message, sizeof(message),
+             "the answer may come to %" PRId64
+             " MB (max_tokens, n, prompts and logprobs multiplied); at most %d MB are held: ask "
+             "for less, or set stream = true",
+             total_bytes >> 20, MAX_WHOLE_ANSWER_BYTES >> 20);
+    respond_error(c, 400, c->params.sampling.n_logprobs > 0 ? "logprobs" : "max_tokens", NULL,
+                  message);
+    return false;
 }
 
 static void respond_refusal(completion *c, core_refusal refusal)
 {
     if (refusal == CORE_REFUSAL_QUEUE_FULL) {
         c->api->n_refused_queue++;
-        respond_error(c, 429, NULL, NULL,
-                      "too many requests are waiting (max_queued_requests); try again after the "
-                      "time in Retry-After");
+        respond_error(c, 429, NULL, NULL, queue_full_text);
     } else if (refusal == CORE_REFUSAL_DRAINING) {
         respond_error(c, 503, NULL, NULL, "the server is shutting down");
     } else {
@@ -451,7 +488,8 @@ static void begin(completion *c)
     engine *e = c->api->engine;
     core_stats stats;
     engine_get_stats(e, &stats);
-    if (!check_lengths(c, stats.max_model_len))
+    if (!check_lengths(c, &stats) ||
+        !check_whole_answer(c, c->params.max_tokens < 0 ? 16 : c->params.max_tokens))
         return;
     for (int32_t i = 0; i < c->n_choices; i++) {
         choice *ch = &c->choices[i];
@@ -511,6 +549,8 @@ static void on_tokenized(void *arg, pgd_err err, token_id *ids, int32_t n_ids)
         respond_error(
             c, 400, "prompt", "context_length_exceeded",
             "the prompt has far more tokens than this model's maximum context length; shorten it");
+    else if (err == PGD_ENOMEM || err == PGD_EAGAIN)
+        respond_error(c, 503, NULL, NULL, "out of memory for this request");
     else if (err != PGD_OK)
         respond_error(c, 500, "prompt", NULL, "the prompt could not be tokenized");
     else if (c->n_tokenizing == 0 && c->conn != NULL)
@@ -558,6 +598,13 @@ static bool check_ready(http_api *api, http_conn *conn)
     } else if (stats.state == CORE_FAILED) {
         http_error_respond(conn, 503, NULL, "the model worker could not be kept running: %.300s",
                            stats.why);
+    } else if (engine_n_generations(api->engine) >=
+               engine_get_config(api->engine)->max_queued_requests) {
+        /* Told before the body is looked at: an overload must not cost parsing and tokenizing. */
+        api->n_refused_queue++;
+        api->n_responses[4]++;
+        http_error_respond(conn, 429, NULL, "%s", queue_full_text);
+        return false;
     } else {
         return true;
     }

@@ -51,8 +51,7 @@ static bool fail_memory(parse_ctx *c)
     return fail(c, 503, NULL, NULL, "out of memory for this request");
 }
 
-/* --- readers of one kind
- * ------------------------------------------------------------------------------- */
+/* --- readers of one kind ---------------------------------------------------------------------- */
 
 static bool read_number(parse_ctx *c, const char *name, const cJSON *item, double *out, double min,
                         double max)
@@ -124,8 +123,7 @@ static bool read_id_array(parse_ctx *c, const char *name, const cJSON *array, to
     return true;
 }
 
-/* --- fields
- * -------------------------------------------------------------------------------------------- */
+/* --- fields ----------------------------------------------------------------------------------- */
 
 static bool field_model(parse_ctx *c, const char *name, const cJSON *item)
 {
@@ -287,9 +285,14 @@ static bool field_stop(parse_ctx *c, const char *name, const cJSON *item)
     p->stop_bytes = arena_calloc(p->arena, (size_t)n, sizeof(*p->stop_bytes));
     if (p->stop == NULL || p->stop_bytes == NULL)
         return fail_memory(c);
+    size_t n_total = 0;
     for (const cJSON *e = is_one ? item : item->child; p->n_stop < n; e = e->next) {
         if (!cJSON_IsString(e))
             FAIL(c, name, "stop: expected a string at index %d", p->n_stop);
+        n_total += strlen(e->valuestring);
+        if (n_total > COMPLETION_MAX_STOP_BYTES)
+            FAIL(c, name, "stop: expected at most %d bytes in all stop strings together",
+                 COMPLETION_MAX_STOP_BYTES);
         p->stop[p->n_stop] = read_text(c, e, &p->stop_bytes[p->n_stop]);
         if (p->stop[p->n_stop] == NULL)
             return fail_memory(c);
@@ -349,7 +352,7 @@ static bool field_logit_bias(parse_ctx *c, const char *name, const cJSON *item)
 static bool field_logprobs(parse_ctx *c, const char *name, const cJSON *item)
 {
     int64_t v = 0;
-    if (!read_int(c, name, item, &v, 0, (double)c->cfg->max_logprobs))
+    if (!read_int(c, name, item, &v, 0, (double)PGD_MIN(c->cfg->max_logprobs, c->vocab_size - 1)))
         return false;
     c->p->sampling.n_logprobs = (int32_t)v;
     return true;
@@ -505,7 +508,12 @@ static void log_unknown(const char *name)
 
 static bool read_fields(parse_ctx *c, const cJSON *tree)
 {
+    int n_fields = 0;
     for (const cJSON *item = tree->child; item != NULL; item = item->next) {
+        /* Each is looked up once more below: their number must have a limit. */
+        if (++n_fields > COMPLETION_MAX_FIELDS)
+            return fail(c, 400, NULL, NULL, "expected at most %d fields in the request",
+                        COMPLETION_MAX_FIELDS);
         if (json_get(tree, item->string) != item)
             continue; /* null, or a later duplicate */
         size_t i = 0;
@@ -547,8 +555,10 @@ bool completion_params_parse(completion_params *out, const char *body, size_t n_
         return fail_memory(&c);
     cJSON *tree;
     pgd_why why;
-    if (json_parse(&tree, body, n_bytes, JSON_MAX_DEPTH, &why) != PGD_OK)
-        return fail(&c, 400, NULL, NULL, "%s", why.text);
+    pgd_err err =
+        json_parse_bounded(&tree, body, n_bytes, JSON_MAX_DEPTH, COMPLETION_MAX_VALUES, &why);
+    if (err != PGD_OK)
+        return fail(&c, err == PGD_ENOMEM ? 503 : 400, NULL, NULL, "%s", why.text);
     bool ok = cJSON_IsObject(tree) ? read_fields(&c, tree)
                                    : fail(&c, 400, NULL, NULL, "the body must be a JSON object");
     cJSON_Delete(tree);

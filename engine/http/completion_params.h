@@ -13,8 +13,11 @@
 #include "engine/text/tokenizer.h"
 #include "proto/sampling_params.h"
 
-#define COMPLETION_MAX_PROMPTS 256
-#define COMPLETION_MAX_N       128
+#define COMPLETION_MAX_PROMPTS    256
+#define COMPLETION_MAX_N          128
+#define COMPLETION_MAX_VALUES     524288 /* in the JSON, token ids of prompts included */
+#define COMPLETION_MAX_FIELDS     256    /* at the top level, known or not */
+#define COMPLETION_MAX_STOP_BYTES 4096   /* all stop strings together */
 
 typedef struct completion_prompt {
     const char *text; /* NULL when given as ids */

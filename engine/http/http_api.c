@@ -27,6 +27,10 @@ void http_api_handle(void *arg, http_conn *conn, const http_request *req)
 {
     http_api *api = arg;
     api->n_requests++;
+    if (strcmp(req->method, "OPTIONS") == 0 && strcmp(req->path, "*") == 0) {
+        http_conn_respond(conn, 204, NULL, "Allow: GET, HEAD, POST, OPTIONS\r\n", NULL, 0);
+        return;
+    }
     for (size_t i = 0; i < PGD_ARRAY_LEN(routes); i++) {
         const route *r = &routes[i];
         if (strcmp(r->path, req->path) != 0)

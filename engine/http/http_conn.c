@@ -23,8 +23,8 @@
 #include "common/strbuf.h"
 #include "engine/http/http_errors.h"
 
-#define READ_BYTES        65536
 #define MAX_PENDING_BYTES 262144 /* pipelined input that may wait */
+#define MAX_KEPT_BYTES    65536  /* of a body buffer, for the next request */
 #define MAX_HEADERS       128
 #define LINGER_US         2000000u
 
@@ -54,16 +54,17 @@ struct http_conn {
     bool is_http10;
     bool streaming;
     bool is_head;
-    bool has_expect;
     bool message_done;
-    bool in_parser;
     int refuse_status; /* answer with this once the parser has stopped */
     const char *refuse_text;
-    uint64_t since_us; /* start of the current wait: idle, or first byte of the request */
-    bool has_bytes;    /* of the current request */
+    uint64_t since_us;   /* start of the current wait: idle, first byte of the request, or last
+                          progress of the unsent output */
+    size_t unsent_bytes; /* when that was looked at last */
+    bool has_bytes;      /* of the current request */
     strbuf url;
     strbuf head; /* header names and values, NUL-terminated */
     strbuf body;
+    size_t n_counted; /* of body, in the host's n_body_bytes */
     strbuf pending;
     header_ref headers[MAX_HEADERS];
     int n_headers;
@@ -71,7 +72,6 @@ struct http_conn {
     http_request request;
     void (*disconnect_fn)(void *arg);
     void *disconnect_arg;
-    char read_buf[READ_BYTES];
 };
 
 typedef struct write_op {
@@ -86,8 +86,7 @@ static llhttp_settings_t parser_settings;
 
 static void process_input(http_conn *c, const char *data, size_t n_bytes);
 
-/* --- parser callbacks
- * ---------------------------------------------------------------------------------- */
+/* --- parser callbacks ------------------------------------------------------------------------- */
 
 static int refuse(http_conn *c, int status, const char *text)
 {
@@ -150,6 +149,11 @@ static int on_headers_complete(llhttp_t *p)
     http_conn *c = p->data;
     strbuf_append(&c->head, "", 1);
     c->is_http10 = p->http_major == 1 && p->http_minor == 0;
+    if (p->http_major > 1)
+        return refuse(c, 505, "only HTTP/1.1 and HTTP/1.0 are spoken here");
+    /* An offer to change the protocol (curl --http2) may be ignored; llhttp would take what follows
+     * for another protocol. */
+    p->upgrade = 0;
     if ((p->flags & F_CONTENT_LENGTH) && p->content_length > (uint64_t)c->host->cfg->max_body_bytes)
         return refuse(c, 413, "the request body is larger than max_body_bytes");
     const char *expect = http_conn_header(c, "expect");
@@ -168,6 +172,10 @@ static int on_body(llhttp_t *p, const char *at, size_t n)
     http_conn *c = p->data;
     if (c->body.n_bytes + n > (size_t)c->host->cfg->max_body_bytes)
         return refuse(c, 413, "the request body is larger than max_body_bytes");
+    if (*c->host->n_body_bytes + n > (size_t)c->host->cfg->max_body_bytes * HTTP_CONN_MAX_BODIES)
+        return refuse(c, 503, "too many large requests at once; try again later");
+    *c->host->n_body_bytes += n;
+    c->n_counted += n;
     strbuf_append(&c->body, at, n);
     return c->body.failed ? refuse(c, 503, "out of memory") : 0;
 }
@@ -180,14 +188,24 @@ static int on_message_complete(llhttp_t *p)
     return HPE_PAUSED;
 }
 
-/* --- life
- * ---------------------------------------------------------------------------------------------- */
+/* --- life ------------------------------------------------------------------------------------- */
+
+/* A small buffer stays for the next request. */
+static void drop_body(http_conn *c)
+{
+    *c->host->n_body_bytes -= c->n_counted;
+    c->n_counted = 0;
+    if (c->body.cap_bytes > MAX_KEPT_BYTES)
+        strbuf_deinit(&c->body);
+    else
+        strbuf_reset(&c->body);
+}
 
 static void reset_request(http_conn *c)
 {
     strbuf_reset(&c->url);
     strbuf_reset(&c->head);
-    strbuf_reset(&c->body);
+    drop_body(c);
     c->n_headers = 0;
     c->in_value = false;
     c->message_done = false;
@@ -195,12 +213,14 @@ static void reset_request(http_conn *c)
     c->has_bytes = false;
     c->refuse_status = 0;
     c->disconnect_fn = NULL;
+    c->unsent_bytes = 0;
     c->since_us = clock_now_us();
 }
 
 static void on_closed(uv_handle_t *handle)
 {
     http_conn *c = handle->data;
+    drop_body(c);
     c->host->on_closed(c->host->arg, c);
     strbuf_deinit(&c->url);
     strbuf_deinit(&c->head);
@@ -229,11 +249,27 @@ void http_conn_close_if_idle(http_conn *c)
         http_conn_close(c);
 }
 
+/* A client that takes nothing of its answer would hold its connection for good. */
+static void check_output(http_conn *c, uint64_t now_us)
+{
+    size_t unsent = uv_stream_get_write_queue_size(&c->io.stream);
+    if (unsent == 0 || unsent < c->unsent_bytes || c->unsent_bytes == 0)
+        c->since_us = now_us;
+    c->unsent_bytes = unsent;
+    if (now_us - c->since_us < (uint64_t)c->host->cfg->idle_timeout_s * 1000000u)
+        return;
+    log_info("http", "client took nothing of its answer for %lld s: dropped with %zu unsent bytes",
+             (long long)c->host->cfg->idle_timeout_s, unsent);
+    http_conn_close(c);
+}
+
 void http_conn_check_time(http_conn *c, uint64_t now_us)
 {
     uint64_t waited_us = now_us - c->since_us;
     if (c->phase == PHASE_LINGERING && waited_us > LINGER_US)
         http_conn_close(c);
+    if (c->phase == PHASE_ANSWERING)
+        check_output(c, now_us);
     if (c->phase != PHASE_READING)
         return;
     uint64_t limit_s =
@@ -262,14 +298,13 @@ http_conn *http_conn_from_node(list_node *node)
     return LIST_ENTRY(node, http_conn, node);
 }
 
-/* --- input
- * --------------------------------------------------------------------------------------------- */
+/* --- input ------------------------------------------------------------------------------------ */
 
 static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
 {
     http_conn *c = handle->data;
     (void)suggested;
-    *buf = uv_buf_init(c->read_buf, sizeof(c->read_buf));
+    *buf = uv_buf_init(c->host->read_buf, HTTP_CONN_READ_BYTES);
 }
 
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
@@ -296,16 +331,33 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     process_input(c, buf->base, (size_t)n);
 }
 
+/* The target without "http://host", which clients behind a proxy send. */
+static char *origin_form(char *url)
+{
+    static char root[] = "/";
+    if (strncasecmp(url, "http://", 7) != 0)
+        return url;
+    url += 7 + strcspn(url + 7, "/?");
+    return *url == '/' ? url : root;
+}
+
 static void dispatch(http_conn *c)
 {
-    char *query = c->url.data != NULL ? strchr(c->url.data, '?') : NULL;
+    if (c->url.data == NULL)
+        strbuf_append(&c->url, "", 0);
+    if (c->url.data == NULL) {
+        http_conn_close(c);
+        return;
+    }
+    char *url = origin_form(c->url.data);
+    char *query = strchr(url, '?');
     if (query != NULL)
         *query = '\0';
     if (c->body.data == NULL)
         strbuf_append(&c->body, "", 0);
     c->request = (http_request){
         .method = llhttp_method_name((llhttp_method_t)c->parser.method),
-        .path = c->url.data != NULL ? c->url.data : "",
+        .path = url,
         .query = query != NULL ? query + 1 : "",
         .body = c->body.data != NULL ? c->body.data : "",
         .n_body_bytes = c->body.n_bytes,
@@ -313,7 +365,11 @@ static void dispatch(http_conn *c)
     };
     c->is_head = c->request.is_head;
     c->phase = PHASE_ANSWERING;
+    c->unsent_bytes = 0;
     c->host->on_request(c->host->arg, c, &c->request);
+    /* The handler has taken what it needs; a large body is not kept through a long answer. */
+    c->request.body = NULL;
+    drop_body(c);
 }
 
 /* Feeds bytes until a message is complete; what is behind it goes to pending. */
@@ -340,6 +396,7 @@ static void process_input(http_conn *c, const char *data, size_t n_bytes)
     c->keep_alive = false;
     c->is_head = false;
     strbuf_reset(&c->pending);
+    drop_body(c);
     if (c->refuse_status != 0)
         http_error_respond(c, c->refuse_status, NULL, "%s", c->refuse_text);
     else
@@ -402,6 +459,15 @@ pgd_err http_conn_accept(http_conn **out, uv_stream_t *listener, bool is_pipe,
     return PGD_OK;
 }
 
+void http_conn_refuse(http_conn *c)
+{
+    if (c->phase != PHASE_READING)
+        return;
+    c->phase = PHASE_ANSWERING;
+    c->keep_alive = false;
+    http_error_respond(c, 503, NULL, "too many connections (max_connections); try again later");
+}
+
 const char *http_conn_header(const http_conn *c, const char *name)
 {
     for (int i = 0; i < c->n_headers; i++) {
@@ -417,8 +483,7 @@ void http_conn_on_disconnect(http_conn *c, void (*fn)(void *arg), void *arg)
     c->disconnect_arg = arg;
 }
 
-/* --- output
- * -------------------------------------------------------------------------------------------- */
+/* --- output ----------------------------------------------------------------------------------- */
 
 static void on_shut(uv_shutdown_t *req, int status)
 {
@@ -445,6 +510,7 @@ static void on_written(uv_write_t *req, int status)
     mem_free(op);
     if (c->phase == PHASE_CLOSING)
         return;
+    c->since_us = clock_now_us();
     if (status != 0) {
         http_conn_close(c);
     } else if (is_last) {

@@ -5,8 +5,8 @@
  * client's going away while its request is being answered is told to the answerer at once through
  * the disconnect callback; after that, and after http_conn_respond or http_conn_stream_end, the
  * answerer must not touch the connection again.
- * Limits:  config max_header_bytes, max_body_bytes, max_output_buffer_bytes, idle_timeout_s,
- *          header_timeout_s
+ * Limits:  config max_header_bytes, max_body_bytes, max_output_buffer_bytes, idle_timeout_s (no
+ *          request begun, or a client that takes nothing of its answer), header_timeout_s
  * Thread:  io
  */
 #ifndef ENGINE_HTTP_HTTP_CONN_H
@@ -22,7 +22,7 @@ typedef struct http_conn http_conn;
 
 typedef struct http_request {
     const char *method; /* "GET" */
-    const char *path;   /* without query, percent-decoded is not needed by any route */
+    const char *path;   /* without scheme, host and query; no route needs percent-decoding */
     const char *query;  /* after '?', or "" */
     const char *body;   /* NUL-terminated behind n_body_bytes */
     size_t n_body_bytes;
@@ -38,12 +38,21 @@ typedef struct http_conn_host {
         void *arg,
         http_conn *conn); /* the connection is gone; its memory is freed after this call */
     void *arg;
-    bool draining; /* set by the server: answers say Connection: close */
+    bool draining;  /* set by the server: answers say Connection: close */
+    char *read_buf; /* [HTTP_CONN_READ_BYTES], shared: a read is used up before the next one */
+    size_t *n_body_bytes; /* of all bodies that are arriving or being looked at, now */
 } http_conn_host;
+
+/* Bodies of full size that may be held at once: one more byte is answered 503. */
+#define HTTP_CONN_MAX_BODIES 32
+
+#define HTTP_CONN_READ_BYTES 65536
 
 /* Accepts from listener; a refusal closes at once. host: borrow until on_closed. */
 PGD_MUST_USE pgd_err http_conn_accept(http_conn **out, uv_stream_t *listener, bool is_pipe,
                                       const http_conn_host *host);
+/* Answers 503 without reading a request, then closes: for a connection over the limit. */
+void http_conn_refuse(http_conn *c);
 /* Closes now; a request being answered gets its disconnect callback. */
 void http_conn_close(http_conn *c);
 /* Closes unless a request is being answered. */

@@ -25,6 +25,7 @@ static const status_row rows[] = {
     {500, "Internal Server Error", "server_error"},
     {501, "Not Implemented", "not_implemented_error"},
     {503, "Service Unavailable", "unavailable_error"},
+    {505, "HTTP Version Not Supported", "invalid_request_error"},
 };
 
 static const status_row *find_row(int status)

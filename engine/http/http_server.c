@@ -1,6 +1,6 @@
 /* The listener and its connections. Bound early, so that a busy port is told before a model is
- * loaded (and nothing is loaded twice by mistake); over max_connections a client gets a short 503
- * and is closed. */
+ * loaded (and nothing is loaded twice by mistake). Over max_connections a client gets a short 503
+ * and is closed; over MAX_REFUSED of those at once it is closed without a word. */
 #include "engine/http/http_server.h"
 
 #include <errno.h>
@@ -20,6 +20,7 @@
 
 #define LISTEN_BACKLOG 511
 #define SWEEP_MS       1000
+#define MAX_REFUSED    32
 
 struct http_server {
     http_conn_host host;
@@ -33,8 +34,10 @@ struct http_server {
     uv_timer_t sweep;
     bool is_pipe;
     bool listener_open;
+    bool accept_waits; /* a client that there was no memory for */
     int n_open_handles;
     list_node conns;
+    size_t n_body_bytes;
     int32_t n_conns;
     log_limit refusals;
     char address[320];
@@ -77,18 +80,24 @@ static void on_connection(uv_stream_t *listener, int status)
         return;
     }
     if (http_conn_accept(&conn, listener, s->is_pipe, &s->host) != PGD_OK) {
+        /* libuv listens no more until this one is accepted: the sweep tries again. */
+        s->accept_waits = true;
         log_warn("http", "out of memory for a connection");
         return;
     }
     list_append(&s->conns, http_conn_node(conn));
-    if (++s->n_conns > s->host.cfg->max_connections) {
+    int64_t n_over = ++s->n_conns - s->host.cfg->max_connections;
+    if (n_over > 0) {
         uint64_t n;
         if (log_limit_pass(&s->refusals, 5000000, &n))
             log_warn(
                 "http",
                 "over max_connections=%lld: connection refused (%llu more since the last line)",
                 (long long)s->host.cfg->max_connections, (unsigned long long)n);
-        http_conn_close(conn);
+        if (n_over <= MAX_REFUSED)
+            http_conn_refuse(conn);
+        else
+            http_conn_close(conn);
     }
 }
 
@@ -96,6 +105,10 @@ static void on_sweep(uv_timer_t *timer)
 {
     http_server *s = timer->data;
     uint64_t now = clock_now_us();
+    if (s->accept_waits && s->listener_open) {
+        s->accept_waits = false;
+        on_connection(&s->listener.stream, 0);
+    }
     for (list_node *n = s->conns.next; n != &s->conns;) {
         list_node *next = n->next; /* closing is asynchronous: n stays linked */
         http_conn_check_time(http_conn_from_node(n), now);
@@ -103,8 +116,8 @@ static void on_sweep(uv_timer_t *timer)
     }
 }
 
-/* A socket file that nobody listens on is left over from a killed daemon; one that answers is not
- * ours to take. */
+/* A socket file that nobody listens on is left over from a killed daemon; anything else is not ours
+ * to take. */
 static pgd_err remove_stale_socket(const char *path, pgd_why *why)
 {
     struct stat st;
@@ -114,12 +127,15 @@ static pgd_err remove_stale_socket(const char *path, pgd_why *why)
         return pgd_fail(why, PGD_EEXIST, "uds: %s exists and is not a socket", path);
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
     snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool answers = fd >= 0 && connect(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool is_stale = fd >= 0 && connect(fd, (struct sockaddr *)&addr, sizeof(addr)) != 0 &&
+                    errno == ECONNREFUSED;
     if (fd >= 0)
         close(fd);
-    if (answers)
-        return pgd_fail(why, PGD_EBUSY, "uds: another process listens on %s", path);
+    if (!is_stale)
+        return pgd_fail(why, PGD_EBUSY,
+                        "uds: another process listens on %s; stop it or choose another --uds",
+                        path);
     unlink(path);
     return PGD_OK;
 }
@@ -131,6 +147,8 @@ static pgd_err bind_pipe(http_server *s, const char *path, pgd_why *why)
     s->listener_open = true;
     s->n_open_handles++;
     int rc = uv_pipe_bind(&s->listener.pipe, path);
+    if (rc == 0)
+        rc = uv_listen(&s->listener.stream, LISTEN_BACKLOG, on_connection);
     if (rc != 0)
         return pgd_fail(why, PGD_EIO, "cannot listen on unix socket %s: %s", path, uv_strerror(rc));
     snprintf(s->address, sizeof(s->address), "unix:%s", path);
@@ -174,10 +192,16 @@ pgd_err http_server_create(http_server **out, uv_loop_t *loop, const config *cfg
                            http_handler_fn handler, void *arg, pgd_why *why)
 {
     http_server *s = mem_calloc(1, sizeof(*s));
-    if (s == NULL)
+    char *read_buf = mem_alloc(HTTP_CONN_READ_BYTES);
+    if (s == NULL || read_buf == NULL) {
+        mem_free(s);
+        mem_free(read_buf);
         return pgd_fail(why, PGD_ENOMEM, "out of memory");
+    }
     s->host = (http_conn_host){.cfg = cfg,
                                .loop = loop,
+                               .read_buf = read_buf,
+                               .n_body_bytes = &s->n_body_bytes,
                                .on_request = on_conn_request,
                                .on_closed = on_conn_closed,
                                .arg = s};
@@ -196,12 +220,9 @@ pgd_err http_server_create(http_server **out, uv_loop_t *loop, const config *cfg
 
 pgd_err http_server_start(http_server *s, pgd_why *why)
 {
-    if (s->is_pipe) {
-        int rc = uv_listen(&s->listener.stream, LISTEN_BACKLOG, on_connection);
-        if (rc != 0)
-            return pgd_fail(why, PGD_EIO, "cannot listen on %s: %s", s->address, uv_strerror(rc));
-    }
-    uv_timer_init(s->host.loop, &s->sweep);
+    int rc = uv_timer_init(s->host.loop, &s->sweep);
+    if (rc != 0)
+        return pgd_fail(why, PGD_EIO, "cannot start a timer: %s", uv_strerror(rc));
     s->sweep.data = s;
     s->n_open_handles++;
     uv_timer_start(&s->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
@@ -225,7 +246,7 @@ void http_server_drain(http_server *s)
     s->host.draining = true;
     if (s->listener_open) {
         s->listener_open = false;
-        uv_close((uv_handle_t *)&s->listener.stream, on_handle_closed);
+        uv_close((uv_handle_t *)&s->listener.stream, on_handle_closed); /* unlinks its file */
     }
     for (list_node *n = s->conns.next; n != &s->conns; n = n->next)
         http_conn_close_if_idle(http_conn_from_node(n));
@@ -240,8 +261,6 @@ void http_server_close(http_server *s, void (*on_closed)(void *arg), void *arg)
         http_conn_close(http_conn_from_node(n));
     if (s->sweep.data != NULL && !uv_is_closing((uv_handle_t *)&s->sweep))
         uv_close((uv_handle_t *)&s->sweep, on_handle_closed);
-    if (s->is_pipe)
-        unlink(s->host.cfg->uds);
     check_all_closed(s);
 }
 
@@ -250,6 +269,7 @@ void http_server_destroy(http_server *s)
     if (s == NULL)
         return;
     PGD_ASSERT(s->n_conns == 0 && s->n_open_handles == 0);
+    mem_free(s->host.read_buf);
     mem_free(s);
 }
 

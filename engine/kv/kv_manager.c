@@ -3,8 +3,9 @@
  *
  * Blocks are published when they are scheduled, not when they are written. That is sound because
  * steps run in order on the worker, and it lets two equal prompts of one step share blocks. The
- * price: when a scheduled request is un-scheduled or its computation fails, kv_manager_free must
- * take back what was published too early. */
+ * price: when a scheduled request is un-scheduled, kv_manager_free must take back what was published
+ * too early, and when its computation fails, kv_manager_forget, which goes by content, since the
+ * blocks may have other holders by then, or none. */
 #include "engine/kv/kv_manager.h"
 
 #include <string.h>
@@ -216,6 +217,17 @@ void kv_manager_free(kv_manager *m, request *r, int32_t n_valid_tokens)
     kv_coordinator_unpublish(m->coordinator, r->kv_row, n_valid_tokens);
     kv_coordinator_free(m->coordinator, r->kv_row);
     give_row(m, r);
+}
+
+void kv_manager_forget(kv_manager *m, const request *r)
+{
+    for (int32_t g = 0; g < m->coordinator->n_groups; g++) {
+        for (int32_t i = 0; i < r->n_block_hashes; i++) {
+            block_id id;
+            while ((id = block_pool_lookup(m->pool, &r->block_hashes[i], g)) >= 0)
+                block_pool_unpublish(m->pool, &id, 1);
+        }
+    }
 }
 
 int32_t kv_manager_take_blocks_to_zero(const block_id **ids, kv_manager *m)

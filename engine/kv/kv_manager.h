@@ -59,6 +59,9 @@ void kv_manager_publish(kv_manager *m, const request *r, int32_t n_tokens);
 /* Ends the row, if any. Blocks that hold anything beyond the first n_valid tokens are un-published
  * first: what was scheduled but will never be computed must not be found. */
 void kv_manager_free(kv_manager *m, request *r, int32_t n_valid_tokens);
+/* Un-publishes the full blocks of the request's tokens, whoever holds them or none: their content
+ * is not to be trusted. */
+void kv_manager_forget(kv_manager *m, const request *r);
 /* Ids to zero before the next step, each once; the list starts anew. Borrow until the next
  * allocation. */
 int32_t kv_manager_take_blocks_to_zero(const block_id **ids, kv_manager *m);

@@ -404,8 +404,7 @@ pgd_err tokenizer_json_load_post_processor(tokenizer *t, const cJSON *item, bool
     return PGD_OK;
 }
 
-/* --- tokenizer_config.json
- * ------------------------------------------------------------------------ */
+/* --- tokenizer_config.json -------------------------------------------------------------------- */
 
 /* "bos_token": a string, an object with "content", or null. */
 static pgd_err find_named(token_id *out, const tokenizer *t, const cJSON *config, const char *name,

@@ -103,6 +103,20 @@ pgd_err cpu_features_choose(cpu_isa *out, pgd_why *why)
                     "PGD_CPU_ISA: expected ref, avx2, avx512 or avx512vnni, got \"%s\"", wish);
 }
 
+bool cpu_features_is_amd(void)
+{
+#if defined(__x86_64__)
+    uint32_t a = 0;
+    uint32_t b = 0;
+    uint32_t c = 0;
+    uint32_t d = 0;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && c == signature_AMD_ecx &&
+           d == signature_AMD_edx;
+#else
+    return false;
+#endif
+}
+
 const char *cpu_features_cpu_name(void)
 {
 #if defined(__x86_64__)
@@ -110,7 +124,7 @@ const char *cpu_features_cpu_name(void)
      * caller writes the same bytes. */
     static char name[49];
     uint32_t regs[12];
-    if (__get_cpuid_max(0x80000000u, NULL) < 0x80000004u)
+    if ((uint32_t)__get_cpuid_max(0x80000000u, NULL) < 0x80000004u)
         return "unknown x86-64 CPU";
     for (uint32_t i = 0; i < 3; i++)
         __get_cpuid(0x80000002u + i, &regs[4 * i], &regs[4 * i + 1], &regs[4 * i + 2],

@@ -6,9 +6,8 @@
  * the other side changes the word first, then looks at the count. Both orders are sequentially
  * consistent, so a wake-up is never lost and a run without parked threads makes no system call.
  *
- *   caller:  fn, arg, next = 0, n_running = n-1 | generation++ | n_parked? wake | own share | wait
- * n_running == 0 worker:  wait generation != seen | fn | n_running-- ; last one: caller_parked?
- * wake
+ *   caller:  next = 0, n_running = n-1 | generation++ | n_parked? wake | fn | wait n_running == 0
+ *   worker:  wait generation != seen | fn | n_running-- | last and caller_parked? wake
  *
  * With more threads than CPUs spinning only takes time from those who work: the spin is then
  * SPIN_NS_SHARED. pthread barriers and condition variables were rejected: several microseconds a
@@ -175,7 +174,7 @@ pgd_err cpu_pool_create(cpu_pool **out, int32_t n_threads, bool pin)
     }
     for (int32_t i = 0; err == PGD_OK && i < n_threads - 1; i++) {
         pool_thread *t = &pool->threads[i];
-        char name[16];
+        char name[24];
         snprintf(name, sizeof(name), "cpu_pool%d", (int)(i + 1));
         t->pool = pool;
         t->idx = i + 1;

@@ -3,10 +3,10 @@
  * A call has two phases. First the rows of x become what the tiles read: units of quantized values
  * for quantized weights, tiles of [n_in][R] floats for the others (a weight type of each sort in
  * one call gets both). Small inputs are prepared by the caller alone, which is quicker than a run
- * of the pool. Then the threads take work items from a shared counter: an item is a group of panels
- * times a chunk of row tiles. Row chunks are the outer index, so that the activations of a chunk
- * stay in a core's cache while the panels pass by. For few rows the chunks of items shrink towards
- * the end, so that threads finish together.
+ * of the pool. Then the threads take work items from a shared counter: an item is a panel times a
+ * chunk of row tiles. Row chunks are the outer index, so that the activations of a chunk stay in a
+ * core's cache while the panels pass by. What a thread takes at once shrinks towards the end, so
+ * that all finish together.
  *
  * Nothing here touches a sum: each output element is computed whole by one tile.
  */
@@ -38,16 +38,19 @@ const matmul_impl *matmul_get_impl(cpu_isa isa)
 {
     if (!cpu_features_has(isa))
         return NULL;
+#if defined(__x86_64__)
+    const int prefetch = cpu_features_is_amd() ? 0 : 1;
+#endif
     switch (isa) {
     case CPU_ISA_REF:
         return &matmul__ref;
 #if defined(__x86_64__)
     case CPU_ISA_AVX2:
-        return &matmul__avx2;
+        return &matmul__avx2[prefetch];
     case CPU_ISA_AVX512:
-        return &matmul__avx512;
+        return &matmul__avx512[prefetch];
     case CPU_ISA_AVX512VNNI:
-        return &matmul__avx512vnni;
+        return &matmul__avx512vnni[prefetch];
 #endif
     default:
         return NULL;
@@ -203,6 +206,7 @@ static void init_span(run_job *job, int32_t j, int32_t n_threads)
         .out_stride = args->out_stride[j],
         .bias = args->bias[j],
         .accumulate = args->accumulate,
+        .prefetch = job->isa->prefetch,
     };
     job->n_panels[j] = PGD_CEIL_DIV((int64_t)w->n_out, MATMUL_PANEL);
     int64_t row_bytes = is_float ? 4 * (int64_t)args->n_in : 3 * (int64_t)args->n_in / 2;

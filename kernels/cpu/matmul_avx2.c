@@ -12,11 +12,10 @@
 
 #include "kernels/cpu/matmul_internal.h"
 
-#define QUANT_ROWS     3
-#define FLOAT_ROWS     6
-#define VECS           4 /* registers of a panel */
-#define PREFETCH_BYTES 4096
-#define CONVERT_TILES  3 /* from so many row tiles on, f16 and bf16 panels are converted first */
+#define QUANT_ROWS    3
+#define FLOAT_ROWS    6
+#define VECS          4 /* registers of a panel */
+#define CONVERT_TILES 3 /* from so many row tiles on, f16 and bf16 panels are converted first */
 
 static void quantize(matmul_x_unit *out, const float *x, int32_t n_units)
 {
@@ -261,8 +260,9 @@ MATMUL_INLINE void quant_tile(const matmul_span *span, int32_t panel, int32_t ro
             acc.v[r][i] = _mm256_setzero_ps();
     }
     for (int32_t b = 0; b < n_units; b++) {
-        if (R == 1) { /* from memory; the next panel follows directly */
-            const char *ahead = (const char *)w + matmul__locate(type, b).meta + PREFETCH_BYTES;
+        if (R == 1 && span->prefetch) { /* the next panel follows directly */
+            const char *ahead =
+                (const char *)w + matmul__locate(type, b).meta + MATMUL_STREAM_AHEAD;
             MATMUL_UNROLL
             for (int i = 0; i < unit_bytes; i += 64)
                 _mm_prefetch(ahead + i, _MM_HINT_T0);
@@ -389,10 +389,10 @@ MATMUL_INLINE void compute_float(const float_tile *tile, int first, dtype type, 
         MATMUL_UNROLL
         for (int i = 0; i < N; i++)
             v[i] = load_values(w, type, i);
-        if (R == 1) { /* from memory */
+        if (R == 1 && tile->span->prefetch) {
             MATMUL_UNROLL
             for (int i = 0; i < k_bytes; i += 64)
-                _mm_prefetch((const char *)w + PREFETCH_BYTES + i, _MM_HINT_T0);
+                _mm_prefetch((const char *)w + MATMUL_STREAM_AHEAD + i, _MM_HINT_T0);
         }
         MATMUL_UNROLL
         for (int r = 0; r < R; r++) {
@@ -492,23 +492,4 @@ static void float_panels(const matmul_span *span, int32_t panel_first, int32_t p
         float_panel(span, panel, tile_first, tile_last, scratch);
 }
 
-static const matmul_isa isa = {
-    .quantize = quantize,
-    .quant_panels = quant_panels,
-    .float_panels = float_panels,
-    .quant_rows = QUANT_ROWS,
-    .float_rows = FLOAT_ROWS,
-};
-
-static pgd_err run(const matmul_args *args, kernel_ctx *ctx)
-{
-    return matmul__run(args, ctx, &isa);
-}
-
-const matmul_impl matmul__avx2 = {
-    .packed_bytes = matmul__packed_bytes,
-    .pack = matmul__pack,
-    .pack_rows = MATMUL_PANEL,
-    .run = run,
-    .workspace_bytes = matmul__workspace_bytes,
-};
+MATMUL_IMPL(matmul__avx2, quantize, quant_panels, float_panels, QUANT_ROWS, FLOAT_ROWS)

@@ -2,7 +2,7 @@
  *
  * Float tiles are R rows x one panel (two registers), lane i = output row i of the half, one fma
  * per k in K order. K is cut in chunks (matmul__k_chunk, a function of n_in alone); each chunk is
- * summed from zero and added to the total, so that rounding errors stay small and a chunk of panels
+ * summed from zero and added to the total, so that rounding errors stay small and a chunk of a panel
  * fits in the second-level cache. With many rows f16 and bf16 panels are converted once per chunk;
  * the values, hence the sums, are those of the direct path.
  */
@@ -87,10 +87,10 @@ MATMUL_INLINE void compute_float(const float_tile *tile, dtype type, const int R
         MATMUL_UNROLL
         for (int c = 0; c < HALVES; c++)
             v[c] = load_values(w, type, 0, c);
-        if (R <= 2) { /* from memory */
+        if (R <= 2 && tile->span->prefetch) {
             MATMUL_UNROLL
             for (int i = 0; i < k_bytes; i += 64)
-                _mm_prefetch((const char *)w + PREFETCH_BYTES + i, _MM_HINT_T0);
+                _mm_prefetch((const char *)w + MATMUL_STREAM_AHEAD + i, _MM_HINT_T0);
         }
         MATMUL_UNROLL
         for (int r = 0; r < R; r++) {
@@ -197,23 +197,5 @@ void matmul__avx512_float_panels(const matmul_span *span, int32_t panel_first, i
         float_panel(span, panel, tile_first, tile_last, scratch);
 }
 
-static const matmul_isa isa = {
-    .quantize = matmul__avx512_quantize,
-    .quant_panels = quant_panels,
-    .float_panels = matmul__avx512_float_panels,
-    .quant_rows = 4,
-    .float_rows = FLOAT_ROWS,
-};
-
-static pgd_err run(const matmul_args *args, kernel_ctx *ctx)
-{
-    return matmul__run(args, ctx, &isa);
-}
-
-const matmul_impl matmul__avx512 = {
-    .packed_bytes = matmul__packed_bytes,
-    .pack = matmul__pack,
-    .pack_rows = MATMUL_PANEL,
-    .run = run,
-    .workspace_bytes = matmul__workspace_bytes,
-};
+MATMUL_IMPL(matmul__avx512, matmul__avx512_quantize, quant_panels, matmul__avx512_float_panels, 4,
+            FLOAT_ROWS)

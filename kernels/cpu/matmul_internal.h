@@ -7,15 +7,21 @@
  * Layout "panels": a panel is 32 consecutive output rows (n_out is padded with zeros), read as one
  * linear stream. Per panel, K ascending:
  *
- *   F32, F16, BF16  [k][32] values
- *   others          units of 32 K values, made of 64-byte lines; a line holds 4 consecutive K
- * values of each of 16 rows, line 2g+h is for rows 16h..16h+15: 8-bit         g = 0..7: K 4g..4g+3;
- * bytes are unsigned: Q8_0 q + 128, Q5 0..31, Q6_K 0..63 4-bit         g = 0..3: low nibbles K
- * 4g..4g+3, high nibbles K 16+4g..16+4g+3 with the scales before the lines, so that the size is the
- * file's where the bits are: Q8_0 Q4_0 Q5_0  d f16[32] | lines Q4_1 Q5_1       d f16[32] | m
- * f16[32] | lines Q4_K Q5_K       per 8 units: d f16[32] | dmin f16[32] | 8 x (scale u8[32] | min
- * u8[32] | lines) Q6_K            per 8 units: d f16[32] | 8 x (scale s8[32] of K 0..15 | scale
- * s8[32] of K 16..31 | lines)
+ *   F32, F16, BF16   [k][32] values
+ *   quantized        units of 32 K values: scales, then lines
+ *
+ * A line is 64 bytes: 4 consecutive K values of each of 16 rows; line 2g+h is for the rows of half h.
+ *
+ *   8-bit lines      g = 0..7: K 4g..4g+3, unsigned bytes (Q8_0: q + 128, Q5: 0..31, Q6_K: 0..63)
+ *   4-bit lines      g = 0..3: low nibbles K 4g..4g+3, high nibbles K 16+4g..16+4g+3
+ *
+ * Sizes are the file's where the bits are:
+ *
+ *   Q8_0 Q4_0 Q5_0   d f16[32] | lines
+ *   Q4_1 Q5_1        d f16[32] | m f16[32] | lines
+ *   Q4_K Q5_K        per 8 units: d f16[32] | dmin f16[32] | 8 x (scale u8[32] | min u8[32] | lines)
+ *   Q6_K             per 8 units: d f16[32] | 8 x (scale s8[32] | scale s8[32] | lines);
+ *                    the first scale is for K 0..15 of the unit, the second for K 16..31
  *
  * Thread:  any
  */
@@ -24,10 +30,12 @@
 
 #include "kernels/matmul.h"
 
-#define MATMUL_PANEL       32  /* output rows of a panel */
-#define MATMUL_UNIT        32  /* K values that share an activation scale */
-#define MATMUL_MAX_K_CHUNK 512 /* f32 sums run over at most so many K values, then are added up */
-#define MATMUL_CHUNK_ROWS  128 /* rows of one work item at most (f32 types) */
+#define MATMUL_PANEL        32   /* output rows of a panel */
+#define MATMUL_UNIT         32   /* K values that share an activation scale */
+#define MATMUL_STREAM_AHEAD 4096 /* prefetch distance of matmul_isa.prefetch */
+#define MATMUL_TILE_AHEAD   8192 /* ... of tiles of more rows, into the second-level cache */
+#define MATMUL_MAX_K_CHUNK  512  /* f32 sums run over at most so many K values, then are added up */
+#define MATMUL_CHUNK_ROWS   128  /* rows of one work item at most (f32 types) */
 /* Per thread: a panel's K chunk converted to f32, and one sum per row and output of a work item. */
 #define MATMUL_SCRATCH_FLOATS (MATMUL_PANEL * (MATMUL_MAX_K_CHUNK + MATMUL_CHUNK_ROWS))
 
@@ -59,6 +67,7 @@ typedef struct matmul_span {
     int64_t out_stride;
     const float *bias;
     bool accumulate;
+    bool prefetch; /* of streams that are read once, see matmul_isa */
 } matmul_span;
 
 typedef struct matmul_isa {
@@ -71,6 +80,9 @@ typedef struct matmul_isa {
                          int32_t tile_first, int32_t tile_last, float *scratch);
     int32_t quant_rows; /* rows of a full tile */
     int32_t float_rows;
+    /* Whether tiles of one or two rows prefetch. Measured: Zen 4 reads a linear stream a quarter faster without,
+     * Ice Lake needs it to keep enough lines in flight. */
+    bool prefetch;
 } matmul_isa;
 
 /* For tiles: everything inlined, loops over constant bounds unrolled, so that the arrays become
@@ -207,13 +219,30 @@ void matmul__quantize_ref(matmul_x_unit *out, const float *x, int32_t n_units);
 
 extern const matmul_impl matmul__ref;
 #if defined(__x86_64__)
-extern const matmul_impl matmul__avx2;
-extern const matmul_impl matmul__avx512;
-extern const matmul_impl matmul__avx512vnni;
+/* [0] without, [1] with matmul_isa.prefetch. */
+extern const matmul_impl matmul__avx2[2];
+extern const matmul_impl matmul__avx512[2];
+extern const matmul_impl matmul__avx512vnni[2];
 /* Shared by the two AVX-512 levels; as matmul_isa's members. */
 void matmul__avx512_quantize(matmul_x_unit *out, const float *x, int32_t n_units);
 void matmul__avx512_float_panels(const matmul_span *span, int32_t panel_first, int32_t panel_last,
                                  int32_t tile_first, int32_t tile_last, float *scratch);
 #endif
+
+/* The matmul_impl pair of one level. */
+#define MATMUL_IMPL(LEVEL, QUANTIZE, QUANT_PANELS, FLOAT_PANELS, QUANT_ROWS_, FLOAT_ROWS_)         \
+    MATMUL_RUN(run_plain, false, QUANTIZE, QUANT_PANELS, FLOAT_PANELS, QUANT_ROWS_, FLOAT_ROWS_)   \
+    MATMUL_RUN(run_prefetch, true, QUANTIZE, QUANT_PANELS, FLOAT_PANELS, QUANT_ROWS_, FLOAT_ROWS_) \
+    const matmul_impl LEVEL[2] = {                                                                 \
+        {matmul__packed_bytes, matmul__pack, MATMUL_PANEL, run_plain, matmul__workspace_bytes},    \
+        {matmul__packed_bytes, matmul__pack, MATMUL_PANEL, run_prefetch,                           \
+         matmul__workspace_bytes}};
+#define MATMUL_RUN(NAME, PREFETCH, QUANTIZE, QUANT_PANELS, FLOAT_PANELS, QUANT_ROWS_, FLOAT_ROWS_) \
+    static pgd_err NAME(const matmul_args *args, kernel_ctx *ctx)                                  \
+    {                                                                                              \
+        static const matmul_isa isa = {QUANTIZE,    QUANT_PANELS, FLOAT_PANELS,                    \
+                                       QUANT_ROWS_, FLOAT_ROWS_,  PREFETCH};                       \
+        return matmul__run(args, ctx, &isa);                                                       \
+    }
 
 #endif

@@ -1,10 +1,11 @@
 /* Tiles of the int8 path on 512-bit registers, included by matmul_avx512.c and matmul_avx512vnni.c.
  *
  * MATMUL_VNNI (0 or 1) chooses how 4 products of unsigned weight and signed activation become an
- * int32; both are exact. A tile is R rows x C panels: R*C float sums, R*C int32 sums of the current
- * unit, C lines of weights. Lane i is output row i of the panel throughout. Per unit: int32 sum ->
- * float, times the weight's scale, then fma with the activation's scale; that order, and units in K
- * order, is all that an output element sees, whatever R and C.
+ * int32; both are exact. A tile is R rows x one panel, whose halves are two registers: 2R float
+ * sums, 2R int32 sums of the current unit, two lines of weights. Lane i is row i of the half
+ * throughout. Per unit: int32 sum -> float, times the weight's scale, then fma with the
+ * activation's scale; that order, and units in K order, is all that an output element sees,
+ * whatever R. Six rows fill the registers.
  */
 #ifndef KERNELS_CPU_MATMUL_QUANT_AVX512_H
 #define KERNELS_CPU_MATMUL_QUANT_AVX512_H
@@ -17,7 +18,6 @@
 
 #define QUANT_ROWS_MAX 6
 #define HALVES         2
-#define PREFETCH_BYTES 4096
 
 /* Lanes i with i < n_left. */
 MATMUL_INLINE __mmask16 lanes_below(int32_t n_left)
@@ -276,11 +276,15 @@ MATMUL_INLINE void quant_tile(const matmul_span *span, int32_t panel, int32_t ro
             acc.v[r][c] = _mm512_setzero_ps();
     }
     for (int32_t b = 0; b < n_units; b++) {
-        if (R <= 2) { /* from memory; the next panel follows directly */
-            const char *ahead = (const char *)w + matmul__locate(type, b).meta + PREFETCH_BYTES;
+        const char *unit = (const char *)w + matmul__locate(type, b).meta;
+        if (R > 2) { /* the first of the row tiles fetches the panel, whichever it is */
             MATMUL_UNROLL
             for (int i = 0; i < unit_bytes; i += 64)
-                _mm_prefetch(ahead + i, _MM_HINT_T0);
+                _mm_prefetch(unit + MATMUL_TILE_AHEAD + i, _MM_HINT_T1);
+        } else if (span->prefetch) {
+            MATMUL_UNROLL
+            for (int i = 0; i < unit_bytes; i += 64)
+                _mm_prefetch(unit + MATMUL_STREAM_AHEAD + i, _MM_HINT_T0);
         }
         add_unit(&acc, w, x, b, type, R);
     }

@@ -1,5 +1,4 @@
-/* Reference matrix product: rows of the file as they are, one output element after the other, sums
- * in double.
+/* Reference matrix product: rows of the file as they are, one output after the other, double sums.
  *
  * It is the oracle of the fast levels and the path of a CPU without AVX2, so it stays plain: a
  * weight row is dequantized once per call into the thread's own piece of the workspace. Threads

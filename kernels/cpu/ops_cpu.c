@@ -5,17 +5,24 @@
  * together they are the dispatch table, the one piece of mutable file-level state here. */
 #include "kernels/ops.h"
 
-#define REF_OPS                                                                             \
-    .embed = embed_ref, .rmsnorm = rmsnorm_ref, .rope = rope_ref, .kv_write = kv_write_ref, \
-    .kv_zero = kv_zero_ref, .attention = attention_ref, .silu_mul = silu_mul_ref,           \
-    .sample = sample_ref, .attention_workspace_bytes = attention_ref_workspace_bytes,       \
-    .sample_workspace_bytes = sample_ref_workspace_bytes
+/* Ops of which there is one version: they move whole rows or blocks. */
+#define COMMON_OPS .embed = embed_ref, .kv_zero = kv_zero_ref
+
+#define OPS_OF(level)                                                                           \
+    COMMON_OPS, .rmsnorm = rmsnorm_##level, .rope = rope_##level, .kv_write = kv_write_##level, \
+                .attention = attention_##level, .silu_mul = silu_mul_##level,                   \
+                .sample = sample_##level, .sample_workspace_bytes = sample_ref_workspace_bytes
+
+#define REF_OPS         OPS_OF(ref), .attention_workspace_bytes = attention_ref_workspace_bytes
+#define SIMD_OPS(level) OPS_OF(level), .attention_workspace_bytes = attention_simd_workspace_bytes
 
 static kernel_ops tables[] = {
     [CPU_ISA_REF] = {.name = "cpu ref", REF_OPS},
-    [CPU_ISA_AVX2] = {.name = "cpu avx2", REF_OPS},
-    [CPU_ISA_AVX512] = {.name = "cpu avx512", REF_OPS},
-    [CPU_ISA_AVX512VNNI] = {.name = "cpu avx512vnni", REF_OPS},
+#if defined(__x86_64__)
+    [CPU_ISA_AVX2] = {.name = "cpu avx2", SIMD_OPS(avx2)},
+    [CPU_ISA_AVX512] = {.name = "cpu avx512", SIMD_OPS(avx512)},
+    [CPU_ISA_AVX512VNNI] = {.name = "cpu avx512vnni", SIMD_OPS(avx512)},
+#endif
     [CPU_ISA_NEON] = {.name = "cpu neon", REF_OPS},
 };
 

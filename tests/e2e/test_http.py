@@ -1,10 +1,14 @@
 """The HTTP surface against real sockets: shapes, errors, framing, abuse."""
 import concurrent.futures
 import json
+import os
+import signal
 import socket
+import subprocess
 import time
 
 import pytest
+from conftest import PAGED, SLOW, TINY
 
 
 def raw(daemon, data, timeout=20):
@@ -229,6 +233,17 @@ def test_context_length(tiny):
     assert status == 400
 
 
+def test_what_the_cache_cannot_hold_is_told_with_both_numbers(daemons):
+    d = daemons("--max-model-len", "512", "--num-kv-blocks", "5")  # 4 blocks, 64 tokens
+    for prompt, max_tokens, param in (([5] * 100, 5, "prompt"), ([5] * 60, 6, "max_tokens")):
+        status, _, answer = d.request("POST", "/v1/completions", {"prompt": prompt, "max_tokens": max_tokens})
+        error = error_of(answer)
+        assert status == 400 and error["param"] == param
+        assert "64 tokens" in error["message"] and f"{len(prompt)} tokens" in error["message"]
+    assert d.complete([5] * 60, max_tokens=5, ignore_eos=True)["usage"]["total_tokens"] == 65
+    assert d.complete([5] * 64, ignore_eos=True, max_tokens=1)["usage"]["total_tokens"] == 65
+
+
 def test_routes_and_methods(tiny):
     assert tiny.request("GET", "/nothing")[0] == 404
     status, headers, _ = tiny.request("GET", "/v1/completions")
@@ -250,6 +265,16 @@ def test_metrics_are_well_formed(tiny):
     assert after["paged_kv_blocks_used"] == 0
     total = after["paged_kv_blocks_total"]
     assert after["paged_kv_blocks_cached"] + after["paged_kv_blocks_free"] + after["paged_kv_blocks_used"] == total
+
+
+def test_stop_strings_count_as_stopped(tiny):
+    stop = tiny.text("And the LORD said", max_tokens=40, temperature=0)[7:13]
+    before = tiny.idle()
+    assert tiny.complete("And the LORD said", max_tokens=40, temperature=0, stop=[stop])["choices"][0]["finish_reason"] == "stop"
+    after = tiny.idle()
+    grown = {k for k in after if "request_success" in k and after[k] != before[k]}
+    assert len(grown) == 1 and 'finished_reason="stop"' in grown.pop()
+    assert after["vllm:e2e_request_latency_seconds_count"] == before["vllm:e2e_request_latency_seconds_count"] + 1
 
 
 def test_keep_alive_and_pipelining(tiny):
@@ -276,6 +301,73 @@ def test_expect_continue(tiny):
         assert s.recv(100).startswith(b"HTTP/1.1 100 Continue")
         s.sendall(b'{"prompt":"a"}')
         assert b"200 OK" in s.recv(65536)
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+BODY = b'{"prompt":"a","max_tokens":2}'  # 29 bytes
+
+
+@pytest.mark.parametrize("request_bytes", [
+    POST + b"Content-Length: 29\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    POST + b"Content-Length: 29\r\nContent-Length: 3\r\n\r\n" + BODY,
+    POST + b"Content-Length: -1\r\n\r\n" + BODY,
+    POST + b"Content-Length: 99999999999999999999999\r\n\r\n" + BODY,
+    POST + b"Content-Length : 29\r\n\r\n" + BODY,
+    POST + b"Transfer-Encoding: identity\r\n\r\n" + BODY,
+    POST + b"Transfer-Encoding: xchunked\r\n\r\n" + BODY,
+    POST + b"Transfer-Encoding: chunked, identity\r\n\r\n" + BODY,
+    POST + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\nabc",
+    POST + b"Transfer-Encoding: chunked\r\n\r\n-1\r\nabc",
+    b"GET /health HTTP/1.1\r\nHost: x\r\nX: a\rContent-Length: 5\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHost: x\r\nX: a\0b\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+])
+def test_ambiguous_framing_is_refused_and_closed(tiny, request_bytes):
+    out = raw(tiny, request_bytes + b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert out.startswith(b"HTTP/1.1 400 ") and out.count(b"HTTP/1.1 ") == 1 and b"Connection: close" in out
+
+
+def test_upgrade_offers_are_ignored(tiny):
+    """curl --http2 offers h2c; the connection goes on with HTTP/1.1, also behind a request with a body."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    out = raw(tiny, POST + offer + b"Content-Length: 29\r\n\r\n" + BODY + b"GET /version HTTP/1.1\r\nHost: x\r\n" + offer + b"\r\n"
+              + b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert out.count(b"HTTP/1.1 200 OK") == 3 and b"400" not in out.split(b"\r\n")[0]
+
+
+def test_forms_of_the_request_line(tiny):
+    close = b"Host: x\r\nConnection: close\r\n\r\n"
+    assert b"200 OK" in raw(tiny, b"GET http://x:80/version HTTP/1.1\r\n" + close)
+    assert b"200 OK" in raw(tiny, b"GET http://x/version?a=b HTTP/1.1\r\n" + close)
+    assert b"404 Not" in raw(tiny, b"GET http://x HTTP/1.1\r\n" + close)
+    assert b"204 No" in raw(tiny, b"OPTIONS * HTTP/1.1\r\n" + close)
+    assert b"505 HTTP" in raw(tiny, b"GET /version HTTP/2.0\r\n" + close)
+    assert b"200 OK" in raw(tiny, b"GET /version HTTP/1.0\r\n\r\n")
+    assert raw(tiny, b"HEAD /version HTTP/1.1\r\n" + close).endswith(b"\r\n\r\n")
+    kept = raw(tiny, b"GET /version HTTP/1.0\r\nConnection: keep-alive\r\n\r\nGET /version HTTP/1.0\r\n\r\n")
+    assert kept.count(b"200 OK") == 2
+    stream = json.dumps({"prompt": "a", "max_tokens": 3, "stream": True}).encode()
+    out = raw(tiny, b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(stream) + stream)
+    assert b"chunked" not in out and out.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("body,told", [
+    (b'{"prompt":[' + b"1," * 4000000 + b"1]}", "values"),
+    (b'{"prompt":"a","x":[' + b"[]," * 2000000 + b"1]}", "values"),
+    (b'{"prompt":"a",' + b",".join(b'"k%d":1' % i for i in range(100000)) + b"}", "fields"),
+    (b'{"prompt":"a","n":128,"stop":"' + b"s" * 1000000 + b'"}', "stop"),
+], ids=["ids", "arrays", "fields", "stop"])
+def test_bodies_cannot_stall_the_server(tiny, body, told):
+    """Each of these took seconds of the io thread, or hundreds of megabytes, when nothing limited it."""
+    start = time.monotonic()
+    status, _, answer = tiny.request("POST", "/v1/completions", body)
+    assert status == 400 and told in error_of(answer)["message"]
+    assert time.monotonic() - start < 2 * SLOW
+
+
+def test_many_ids_in_one_request_are_fine(tiny):
+    status, _, answer = tiny.request("POST", "/v1/completions", {"prompt": [[7] * 2000] * 200})
+    assert status == 400 and error_of(answer)["code"] == "context_length_exceeded"
 
 
 def test_limits(daemons):
@@ -316,6 +408,96 @@ def test_slow_reader_is_dropped_and_hurts_nobody(daemons):
     d.idle()
 
 
+def test_client_that_takes_nothing_of_a_whole_answer_is_dropped(daemons):
+    d = daemons("--device", "sim", "--sim-step-us", "0", "--max-model-len", "30000", "--idle-timeout-s", "2")
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        s.connect(("127.0.0.1", d.port))
+        body = json.dumps({"prompt": "a", "max_tokens": 29000, "ignore_eos": True, "logprobs": 20}).encode()
+        s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        d.wait_log("took nothing of its answer")
+    assert d.idle()["paged_http_connections"] == 1
+
+
+def test_over_max_connections_is_503(daemons):
+    d = daemons("--max-connections", "4")
+    held = [socket.create_connection(("127.0.0.1", d.port)) for _ in range(4)]
+    time.sleep(0.2 * SLOW)
+    out = raw(d, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert out.startswith(b"HTTP/1.1 503 ") and b"max_connections" in out and b"Retry-After" in out
+    for s in held:
+        s.close()
+    time.sleep(0.2 * SLOW)
+    assert d.request("GET", "/health")[0] == 200
+
+
+def test_connections_leave_descriptors_for_a_new_worker(daemons, tmp_path):
+    """With all connections open under a small descriptor limit a worker can still be replaced."""
+    log = tmp_path / "log"
+    with open(log, "wb") as f:
+        p = subprocess.Popen(["prlimit", "--nofile=256:256", PAGED, "serve", "--port", "0", "--runtime-dir", tmp_path / "run", "--model", TINY],
+                             stderr=f)
+    try:
+        end = time.monotonic() + 20 * SLOW
+        while b"ready model" not in log.read_bytes() and time.monotonic() < end:
+            time.sleep(0.02)
+        text = log.read_text()
+        assert "max_connections=1024 lowered to 128" in text
+        port = int(text.split("http://127.0.0.1:")[1].split()[0])
+        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+        time.sleep(0.5 * SLOW)
+        children = subprocess.run(["pgrep", "-P", str(p.pid)], capture_output=True, text=True).stdout.split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        end = time.monotonic() + 20 * SLOW
+        while log.read_bytes().count(b"ready model") < 2 and time.monotonic() < end:
+            time.sleep(0.02)
+        assert log.read_bytes().count(b"ready model") == 2, log.read_text()
+        for s in held:
+            s.close()
+    finally:
+        p.terminate()
+    assert p.wait(20 * SLOW) == 0, log.read_text()
+
+
+def test_idle_connections_cost_little(daemons):
+    d = daemons()
+
+    def rss():
+        with open(f"/proc/{d.process.pid}/status") as f:
+            return next(int(line.split()[1]) for line in f if line.startswith("VmRSS"))
+
+    big = json.dumps({"prompt": "a", "max_tokens": 1, "x": "y" * 2000000}).encode()
+    d.request("POST", "/v1/completions", big)
+    before = rss()
+    held = []
+    for i in range(300):
+        s = socket.create_connection(("127.0.0.1", d.port))
+        held.append(s)
+        if i < 20:  # a large body is not kept with its connection
+            s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(big) + big)
+            s.recv(65536)
+    assert d.metrics()["paged_http_connections"] == 301
+    assert rss() - before < 20000 * SLOW
+    for s in held:
+        s.close()
+
+
+def test_model_name_in_metrics_is_escaped(daemons):
+    d = daemons("--served-model-name", 'a"b\\c\nd' + "é" * 100)
+    line = next(x for x in d.request("GET", "/metrics")[2].splitlines() if x.startswith("paged_ready"))
+    assert line == 'paged_ready{model_name="a\\"b\\\\c?d' + "é" * 100 + '",engine="0"} 1'
+
+
+def test_queue_full_is_told_before_the_body_is_looked_at(daemons):
+    d = daemons("--device", "sim", "--sim-step-us", "50000", "--max-queued-requests", "2")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for i in range(2):
+            pool.submit(d.request, "POST", "/v1/completions", {"prompt": [i + 1], "max_tokens": 20, "ignore_eos": True})
+        time.sleep(0.3)
+        assert d.request("POST", "/v1/completions", b"{ not JSON")[0] == 429
+    assert d.request("POST", "/v1/completions", b"{ not JSON")[0] == 400
+
+
 def test_queue_full_is_429(daemons):
     d = daemons("--device", "sim", "--sim-step-us", "20000", "--max-queued-requests", "4")
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
@@ -347,3 +529,55 @@ def test_unix_socket(daemons, tmp_path):
         assert b"200 OK" in s.recv(4096)
     d.stop()
     assert not path.exists()
+
+
+def test_large_bodies_at_once_are_bounded(daemons):
+    """32 bodies of full size may be held; the next one is told so, and room comes back."""
+    d = daemons("--max-body-bytes", "100K", "--max-connections", "100")
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+    held = []
+    for _ in range(32):
+        s = socket.create_connection(("127.0.0.1", d.port))
+        s.sendall(head + b" " * 99900)
+        held.append(s)
+    time.sleep(0.5 * SLOW)
+    out = raw(d, head + b" " * 99900)
+    assert out.startswith(b"HTTP/1.1 503 ") and b"Retry-After" in out
+    assert d.request("GET", "/health")[0] == 200
+    for s in held:
+        s.close()
+    time.sleep(0.5 * SLOW)
+    out = raw(d, head.replace(b"Host", b"Connection: close\r\nHost") + b'{"prompt":"a","max_tokens":1}' + b" " * 99971)
+    assert out.startswith(b"HTTP/1.1 200 ")
+
+
+def test_fast_tokens_do_not_starve_other_clients(daemons, tmp_path):
+    """The core makes tokens with logprobs as fast as the io thread can write them: others are answered all the same."""
+    d = daemons("--device", "sim", "--sim-step-us", "0")
+    body = json.dumps({"prompt": [5], "max_tokens": 8000, "n": 16, "logprobs": 20, "ignore_eos": True, "seed": 1})
+    busy = subprocess.Popen(["curl", "-s", "-o", "/dev/null", d.url + "/v1/completions", "-d", body])
+    slowest = 0
+    while busy.poll() is None:
+        start = time.monotonic()
+        assert d.request("GET", "/health")[0] == 200
+        slowest = max(slowest, time.monotonic() - start)
+        time.sleep(0.01)
+    assert busy.returncode == 0 and slowest < 1 * SLOW
+
+
+def test_whole_answers_are_bounded(daemons):
+    d = daemons("--device", "sim")
+    body = {"prompt": "a", "max_tokens": 30000, "n": 128, "logprobs": 20, "ignore_eos": True}
+    status, _, answer = d.request("POST", "/v1/completions", body)
+    assert status == 400 and "stream" in error_of(answer)["message"]
+    stream = d.stream("a", max_tokens=30000, n=128, logprobs=20, ignore_eos=True)
+    assert next(stream)["choices"]
+    stream.close()
+    d.idle()
+
+
+def test_client_bytes_in_the_log_are_harmless(daemons):
+    d = daemons()
+    d.complete("a", max_tokens=1, **{"x\x1b[2J\x07\x9b1m\r\ny": 1})
+    line = next(x for x in d.log().splitlines() if "unknown field" in x)
+    assert "x?[2J???1m  y" in line

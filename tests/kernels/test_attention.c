@@ -18,7 +18,7 @@ typedef struct scene {
     float *q[MAX_SEQS]; /* [n_context, n_heads * head_dim] */
     int32_t window;
     float soft_cap;
-    float sinks[32];
+    float sinks[64];
     bool has_sinks;
     uint8_t *pages;
     size_t pages_bytes;
@@ -68,7 +68,7 @@ static void place(scene *s, kernel_rig *rig)
 }
 
 static void scene_init(scene *s, kernel_rig *rig, kv_page_layout kv, int32_t group,
-                       int32_t max_context)
+                       int32_t max_context, float q_scale)
 {
     memset(s, 0, sizeof(*s));
     s->kv = kv;
@@ -84,6 +84,8 @@ static void scene_init(scene *s, kernel_rig *rig, kv_page_layout kv, int32_t gro
         s->k[i] = kernel_rig_floats(n * kv_width(s));
         s->v[i] = kernel_rig_floats(n * kv_width(s));
         s->q[i] = kernel_rig_floats(n * q_width(s));
+        for (int64_t j = 0; j < n * q_width(s); j++)
+            s->q[i][j] *= q_scale;
         round_to(s->k[i], n * kv_width(s), kv.type);
         round_to(s->v[i], n * kv_width(s), kv.type);
     }
@@ -213,28 +215,40 @@ static void check_scene(scene *s, kernel_rig *rig, double atol, double rtol)
     kernel_rig_free(other, n);
 }
 
+static void check_case(kernel_rig *rig, int32_t k, kv_page_layout kv, int32_t group,
+                       int32_t max_context)
+{
+    scene s;
+    /* Every other scene has spikes of q times spikes of k: scores of hundreds, whose f32 roundings
+     * are factors of some 1e-5 in the weights. */
+    bool is_spiky = k % 2 == 0;
+    scene_init(&s, rig, kv, group, max_context, is_spiky ? 1 : 0.02f);
+    if (k % 3 == 1)
+        s.window = kernel_rig_int(1, 300);
+    if (k % 4 == 2)
+        s.soft_cap = 5;
+    s.has_sinks = k % 5 == 3;
+    for (int32_t h = 0; h < s.n_heads; h++)
+        s.sinks[h] = kernel_rig_float();
+    check_scene(&s, rig, is_spiky ? 1e-3 : 1e-5, is_spiky ? 1e-3 : 2e-5);
+    scene_deinit(&s);
+}
+
 static void compare(kernel_rig *rig)
 {
     const dtype types[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
     const int32_t head_dims[] = {64, 16, 80, 128, 20, 64};
     const int32_t groups[] = {3, 1, 4, 8, 2, 7};
-    for (int32_t k = 0; k < 12; k++) {
-        scene s;
-        kv_page_layout kv = {.type = types[k % 3],
-                             .n_kv_heads = kernel_rig_int(1, 3),
-                             .head_dim = head_dims[k % 6],
-                             .block_size = k % 5 == 4 ? 32 : 16};
-        scene_init(&s, rig, kv, groups[k % 6], k % 4 == 0 ? 600 : 90);
-        if (k % 3 == 1)
-            s.window = kernel_rig_int(1, 300);
-        if (k % 4 == 2)
-            s.soft_cap = 5;
-        s.has_sinks = k % 5 == 3;
-        for (int32_t h = 0; h < s.n_heads; h++)
-            s.sinks[h] = kernel_rig_float();
-        check_scene(&s, rig, 4e-5, 1e-4);
-        scene_deinit(&s);
-    }
+    for (int32_t k = 0; k < 12; k++)
+        check_case(rig, k,
+                   (kv_page_layout){.type = types[k % 3],
+                                    .n_kv_heads = kernel_rig_int(1, 3),
+                                    .head_dim = head_dims[k % 6],
+                                    .block_size = k % 5 == 4 ? 32 : 16},
+                   groups[k % 6], k % 4 == 0 ? 600 : 90);
+    /* More heads of one KV head than a tile takes; then just as many. */
+    check_case(rig, 1, (kv_page_layout){DTYPE_F16, 1, 32, 16}, 53, 150);
+    check_case(rig, 2, (kv_page_layout){DTYPE_BF16, 1, 16, 48}, 48, 150);
 }
 
 static size_t workspace_bytes(void)
@@ -243,9 +257,9 @@ static size_t workspace_bytes(void)
     attention_limits limits = {.max_rows = 512,
                                .max_seqs = MAX_SEQS,
                                .max_context = MAX_BLOCKS * 16,
-                               .n_heads = 32,
+                               .n_heads = 64,
                                .kv = {DTYPE_F32, 4, 128, 32},
-                               .n_threads = 2};
+                               .n_threads = 5};
     for (int isa = CPU_ISA_REF; isa <= CPU_ISA_NEON; isa++) {
         const kernel_ops *ops;
         if (ops_cpu_get(&ops, (cpu_isa)isa) == PGD_OK)
@@ -264,7 +278,7 @@ static void test_attention_all_levels(void **state)
 static void check_extreme(kernel_rig *rig)
 {
     scene s;
-    scene_init(&s, rig, (kv_page_layout){DTYPE_F32, 1, 64, 16}, 2, 400);
+    scene_init(&s, rig, (kv_page_layout){DTYPE_F32, 1, 64, 16}, 2, 400, 1);
     for (int32_t i = 0; i < s.n_seqs; i++) {
         for (int64_t j = 0; j < s.n_context[i] * q_width(&s); j++)
             s.q[i][j] *= 100;
@@ -282,7 +296,7 @@ static void test_attention_extreme_scores(void **state)
 static void check_nan(kernel_rig *rig)
 {
     scene s;
-    scene_init(&s, rig, (kv_page_layout){DTYPE_F32, 1, 16, 16}, 1, 40);
+    scene_init(&s, rig, (kv_page_layout){DTYPE_F32, 1, 16, 16}, 1, 40, 1);
     int32_t seq = 0, first = s.n_context[0] - 1, n_rows = 1;
     float out[16];
     s.q[0][first * 16 + 3] = NAN;
@@ -298,10 +312,117 @@ static void test_attention_passes_nan_on(void **state)
     kernel_rig_for_all(check_nan, workspace_bytes());
 }
 
+/* One long sequence, cut into pieces for 2 and 5 threads and whole for 1: the same bits. */
+static void check_threads(kernel_rig *rig)
+{
+    scene s;
+    kernel_ctx many = rig->alone;
+    assert_int_equal(cpu_pool_create(&many.pool, 5, false), PGD_OK);
+    scene_init(&s, rig, (kv_page_layout){DTYPE_F16, 2, 64, 16}, 3, 1, 0.1f);
+    for (int32_t k = 0; k < 4; k++) {
+        scene_deinit(&s);
+        scene_init(&s, rig, (kv_page_layout){DTYPE_F16, 2, 64, 16}, 3, 1200, 0.1f);
+        int32_t seq = 0, n_rows = PGD_MIN(s.n_context[0], k == 0 ? 1 : 20);
+        int32_t first = s.n_context[0] - n_rows;
+        int64_t n = n_rows * q_width(&s);
+        float *one = kernel_rig_floats(n), *other = kernel_rig_floats(n);
+        attend(&s, rig->ops->attention, &rig->alone, one, &seq, &first, &n_rows, 1);
+        attend(&s, rig->ops->attention, &rig->ctx, other, &seq, &first, &n_rows, 1);
+        kernel_rig_assert_same(other, one, n, "2 threads");
+        attend(&s, rig->ops->attention, &many, other, &seq, &first, &n_rows, 1);
+        kernel_rig_assert_same(other, one, n, "5 threads");
+        kernel_rig_free(one, n);
+        kernel_rig_free(other, n);
+    }
+    scene_deinit(&s);
+    cpu_pool_destroy(many.pool);
+}
+
+static void test_attention_any_threads(void **state)
+{
+    (void)state;
+    kernel_rig_for_all(check_threads, workspace_bytes());
+}
+
+/* A NaN in the last row's key and value is no business of the rows before it. */
+static void check_future(kernel_rig *rig)
+{
+    for (int32_t k = 0; k < 6; k++) {
+        scene s;
+        scene_init(&s, rig, (kv_page_layout){DTYPE_F16, 1, 32, 16}, k % 3 + 1, 200, 0.1f);
+        int32_t seq = 0, n = s.n_context[0], n_rows = PGD_MIN(n, 30), first = n - n_rows;
+        int64_t width = q_width(&s);
+        float *want = kernel_rig_floats(n_rows * width), *got = kernel_rig_floats(n_rows * width);
+        attend(&s, rig->ops->attention, &rig->ctx, want, &seq, &first, &n_rows, 1);
+        for (int32_t i = 0; i < kv_width(&s); i++) {
+            s.k[0][(n - 1) * kv_width(&s) + i] = NAN;
+            s.v[0][(n - 1) * kv_width(&s) + i] = k % 2 ? NAN : INFINITY;
+        }
+        place(&s, rig);
+        attend(&s, rig->ops->attention, &rig->ctx, got, &seq, &first, &n_rows, 1);
+        kernel_rig_assert_same(got, want, (n_rows - 1) * width, "rows before the NaN");
+        assert_true(isnan(got[n_rows * width - 1]));
+        kernel_rig_free(want, n_rows * width);
+        kernel_rig_free(got, n_rows * width);
+        scene_deinit(&s);
+    }
+}
+
+static void test_attention_ignores_the_future(void **state)
+{
+    (void)state;
+    kernel_rig_for_all(check_future, workspace_bytes());
+}
+
+/* Whatever a version needs, nothing is never enough for it, and the sizes it states are. */
+static void check_workspace(kernel_rig *rig)
+{
+    attention_limits limits = {.max_rows = 4,
+                               .max_seqs = 4,
+                               .max_context = 64,
+                               .n_heads = 2,
+                               .kv = {DTYPE_F32, 1, 16, 16},
+                               .n_threads = 1};
+    size_t n_bytes = rig->ops->attention_workspace_bytes(&limits);
+    uint8_t pages[4096] = {0};
+    float q[4 * 32] = {0}, out[4 * 32];
+    const int32_t query_start[5] = {0, 1, 2, 3, 4}, n_context[4] = {1, 2, 3, 16};
+    const int32_t seq_row[4] = {0, 0, 0, 0};
+    const block_id table[1] = {0};
+    attention_args args = {.out = out,
+                           .out_stride = 32,
+                           .q = q,
+                           .q_stride = 32,
+                           .n_heads = 2,
+                           .pages = pages,
+                           .kv = limits.kv,
+                           .n_seqs = 4,
+                           .query_start = query_start,
+                           .n_context = n_context,
+                           .seq_row = seq_row,
+                           .block_table = table,
+                           .scale = 1};
+    kernel_ctx ctx = {.workspace = rig->alone.workspace, .workspace_bytes = n_bytes};
+    assert_int_equal(rig->ops->attention(&args, &ctx), PGD_OK);
+    ctx.workspace_bytes = 0;
+    assert_int_equal(rig->ops->attention(&args, &ctx), n_bytes > 0 ? PGD_EINVAL : PGD_OK);
+    args.n_heads = 0;
+    assert_int_equal(rig->ops->attention(&args, &ctx), PGD_EINVAL);
+}
+
+static void test_attention_workspace(void **state)
+{
+    (void)state;
+    kernel_rig_for_all(check_workspace, workspace_bytes());
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention_all_levels),
+        cmocka_unit_test(test_attention_any_threads),
+        cmocka_unit_test(test_attention_workspace),
+        cmocka_unit_test(test_attention_ignores_the_future),
         cmocka_unit_test(test_attention_extreme_scores),
         cmocka_unit_test(test_attention_passes_nan_on),
     };

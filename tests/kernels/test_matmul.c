@@ -1,5 +1,4 @@
-/* Matrix products: every weight type on every instruction-set level of this machine, against sums
- * in double.
+/* Matrix products: every weight type on every level of this machine against sums in double.
  *
  * Weights are random bytes with sensible scales, so every bit pattern of a block format occurs. The
  * tolerance is relative to (sum of |x|) * (largest |w| of the row): one wrong nibble is far

@@ -54,7 +54,7 @@ static void test_sample_philox_vectors(void **state)
     }
 }
 
-/* --- greedy ----------------------------------------------------------------------------------------- */
+/* --- greedy ----------------------------------------------------------------------------------- */
 
 static void check_greedy(kernel_rig *rig)
 {
@@ -91,7 +91,7 @@ static void test_sample_greedy(void **state)
     kernel_rig_for_all(check_greedy, workspace_bytes());
 }
 
-/* --- bias, mask, penalties ----------------------------------------------------------------------------- */
+/* --- bias, mask, penalties -------------------------------------------------------------------- */
 
 static void check_adjustments(kernel_rig *rig)
 {
@@ -155,7 +155,7 @@ static void test_sample_adjustments(void **state)
     kernel_rig_for_all(check_adjustments, workspace_bytes());
 }
 
-/* --- filters and frequencies ------------------------------------------------------------------------------ */
+/* --- filters and frequencies ------------------------------------------------------------------ */
 
 /* Exact probabilities after temperature, top-k, top-p and min-p, by sorting. */
 static void exact(double *p, const float *z, int32_t n, const sample_row *r)
@@ -270,7 +270,7 @@ static void test_sample_streams(void **state)
     kernel_rig_for_all(check_streams, workspace_bytes());
 }
 
-/* --- logprobs --------------------------------------------------------------------------------------------------- */
+/* --- logprobs --------------------------------------------------------------------------------- */
 
 static void check_logprobs(kernel_rig *rig)
 {
@@ -313,7 +313,7 @@ static void test_sample_logprobs(void **state)
     kernel_rig_for_all(check_logprobs, workspace_bytes());
 }
 
-/* --- levels and batches ------------------------------------------------------------------------------------------- */
+/* --- levels and batches ----------------------------------------------------------------------- */
 
 static void check_batch(kernel_rig *rig)
 {
@@ -361,6 +361,54 @@ static void test_sample_batch_equals_reference(void **state)
     kernel_rig_for_all(check_batch, workspace_bytes());
 }
 
+/* Vocabularies around the widths of the fast paths, flat and peaked logits, filters that keep one,
+ * few and nearly all candidates: always the reference's token and log probabilities. */
+static void check_against_reference(kernel_rig *rig)
+{
+    const int32_t vocabs[] = {1, 7, 63, 64, 65, 130, 1000, 8191, 49152};
+    for (int32_t k = 0; k < 108; k++) {
+        int32_t vocab_size = vocabs[k % 9];
+        float *logits = kernel_rig_floats(vocab_size);
+        for (int32_t i = 0; i < vocab_size; i++)
+            logits[i] *= k % 4 == 0 ? 0.01f : k % 4 == 1 ? 5.0f : 1.0f;
+        if (k % 4 == 3) {
+            for (int32_t i = 0; i < vocab_size; i++)
+                logits[i] = (float)kernel_rig_int(-4, 4);
+        }
+        sample_logprob want_logprobs[6], got_logprobs[6];
+        token_id masked = kernel_rig_int(0, vocab_size - 1);
+        sample_row want = plain_row(logits);
+        want.temperature = k % 5 == 0 ? 0.1f : 0.9f;
+        want.top_k = k % 3 == 1 ? kernel_rig_int(1, 2 * vocab_size) : 0;
+        want.top_p = k % 7 == 1 ? 0.999f : k % 7 == 3 ? 0.5f : k % 7 == 4 ? 1e-6f : 1;
+        want.min_p = k % 11 == 2 ? 1 : k % 11 == 5 ? 0.3f : 0;
+        want.seed = ((uint64_t)kernel_rig_u32() << 32) | kernel_rig_u32();
+        want.n_tokens = kernel_rig_int(0, 1000); /* no penalties: only the position counts */
+        want.choice_idx = kernel_rig_int(0, 5);
+        want.masked_ids = &masked;
+        want.n_masked_ids = vocab_size > 1 && k % 6 == 5;
+        want.n_logprobs = k % 8 < 3 ? PGD_MIN(vocab_size, 5) : -1;
+        sample_row got = want;
+        want.logprobs = want_logprobs;
+        got.logprobs = got_logprobs;
+        sample_args one = {&want, 1, vocab_size};
+        assert_int_equal(sample_ref(&one, &rig->alone), PGD_OK);
+        if (sample_one(rig, &got, vocab_size) != want.token)
+            fail_msg("%s case %d: token %d, expected %d", rig->ops->name, k, got.token, want.token);
+        for (int32_t i = 0; i <= want.n_logprobs; i++) {
+            assert_int_equal(got_logprobs[i].id, want_logprobs[i].id);
+            assert_true(fabsf(got_logprobs[i].logprob - want_logprobs[i].logprob) < 1e-5f);
+        }
+        kernel_rig_free(logits, vocab_size);
+    }
+}
+
+static void test_sample_equals_reference(void **state)
+{
+    (void)state;
+    kernel_rig_for_all(check_against_reference, workspace_bytes());
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -371,6 +419,7 @@ int main(void)
         cmocka_unit_test(test_sample_streams),
         cmocka_unit_test(test_sample_logprobs),
         cmocka_unit_test(test_sample_batch_equals_reference),
+        cmocka_unit_test(test_sample_equals_reference),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

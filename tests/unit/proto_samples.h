@@ -123,8 +123,7 @@ static inline void check_frame_hostile(frame f, wire_type type, const wire_recor
     }
 }
 
-/* --- random messages; arrays live in an arena of static size that each call starts anew
- * ------------------------------ */
+/* --- random messages; arrays live in an arena of static size that each call starts anew ------- */
 
 typedef struct sample_arena {
     sample_rng rng;

@@ -25,6 +25,18 @@ static bool is_equal(const block_hash *a, const block_hash *b)
     return memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
 }
 
+static void expect_hash_of(const uint8_t *bytes, size_t n_bytes, const block_hash *got)
+{
+    hash_sha256_ctx *sha;
+    uint8_t want[32];
+    assert_int_equal(hash_sha256_create(&sha), PGD_OK);
+    hash_sha256_begin(sha);
+    hash_sha256_update(sha, bytes, n_bytes);
+    hash_sha256_end(sha, want);
+    assert_memory_equal(got->bytes, want, sizeof want);
+    hash_sha256_destroy(sha);
+}
+
 static void test_block_hash_serialisation(void **state)
 {
     (void)state;
@@ -39,14 +51,7 @@ static void test_block_hash_serialisation(void **state)
     const uint8_t rest[] = {3,    0, 0, 0, 1, 0, 0, 0, 0xff, 0xff, 0xff,
                             0xff, 4, 3, 2, 1, 2, 0, 0, 0,    0xaa, 0xbb};
     memcpy(bytes + 32, rest, sizeof rest);
-    hash_sha256_ctx *sha;
-    assert_int_equal(hash_sha256_create(&sha), PGD_OK);
-    uint8_t want[32];
-    hash_sha256_begin(sha);
-    hash_sha256_update(sha, bytes, sizeof bytes);
-    hash_sha256_end(sha, want);
-    assert_memory_equal(got.bytes, want, sizeof want);
-    hash_sha256_destroy(sha);
+    expect_hash_of(bytes, sizeof bytes, &got);
     block_hasher_destroy(h);
 }
 
@@ -67,14 +72,7 @@ static void test_block_hash_long_block(void **state)
     }
     block_hash got;
     block_hasher_hash(&got, h, NULL, tokens, N, NULL, 0);
-    hash_sha256_ctx *sha;
-    uint8_t want[32];
-    assert_int_equal(hash_sha256_create(&sha), PGD_OK);
-    hash_sha256_begin(sha);
-    hash_sha256_update(sha, bytes, sizeof bytes);
-    hash_sha256_end(sha, want);
-    assert_memory_equal(got.bytes, want, sizeof want);
-    hash_sha256_destroy(sha);
+    expect_hash_of(bytes, sizeof bytes, &got);
     block_hasher_destroy(h);
 }
 

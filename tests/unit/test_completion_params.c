@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "common/hash.h"
+#include "common/strbuf.h"
 #include "config/config.h"
 #include "engine/http/completion_params.h"
 
@@ -101,12 +102,49 @@ static int set_up(void **state)
     return 0;
 }
 
+static void test_completion_params_bounds(void **state)
+{
+    (void)state;
+    completion_params p;
+    completion_fault f;
+    strbuf b;
+    strbuf_init(&b);
+    for (int over = 0; over < 2; over++) {
+        strbuf_reset(&b); /* "prompt" is one of the fields */
+        strbuf_append_str(&b, "{\"prompt\":\"a\"");
+        for (int i = 1; i < COMPLETION_MAX_FIELDS + over; i++)
+            strbuf_appendf(&b, ",\"user%d\":1", i);
+        strbuf_append_str(&b, "}");
+        assert_true(parse(&p, &f, b.data, b.n_bytes) == (over == 0));
+        assert_true(over == 0 || (f.status == 400 && strstr(f.message, "fields") != NULL));
+        completion_params_deinit(&p);
+
+        strbuf_reset(&b);
+        strbuf_appendf(&b, "{\"prompt\":\"a\",\"stop\":[\"%0*d\",\"x\"]}",
+                       COMPLETION_MAX_STOP_BYTES - 1 + over, 0);
+        assert_true(parse(&p, &f, b.data, b.n_bytes) == (over == 0));
+        assert_true(over == 0 || (f.status == 400 && strcmp(f.param, "stop") == 0));
+        completion_params_deinit(&p);
+
+        strbuf_reset(&b); /* an object, an array and the ids */
+        strbuf_append_str(&b, "{\"prompt\":[1");
+        for (int i = 4; i <= COMPLETION_MAX_VALUES + over; i++)
+            strbuf_append_str(&b, ",1");
+        strbuf_append_str(&b, "]}");
+        assert_true(parse(&p, &f, b.data, b.n_bytes) == (over == 0));
+        assert_true(over == 0 || (f.status == 400 && strstr(f.message, "values") != NULL));
+        completion_params_deinit(&p);
+    }
+    strbuf_deinit(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_completion_params_defaults),
         cmocka_unit_test(test_completion_params_all_fields),
         cmocka_unit_test(test_completion_params_mutations),
+        cmocka_unit_test(test_completion_params_bounds),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }

@@ -71,6 +71,14 @@ static void test_config_file_faults_name_the_line(void **state)
          ":2: scheduling_policy: expected one of fcfs|priority"},
         {"[server]\nport\n", ":2: expected `name = value`"},
         {"[cache]\nkv_offload_memory = 1G\n", ":2: option kv_offload_memory is not built"},
+        /* the first fault is told, whatever follows */
+        {"[server]\nprot = 1\nport = 90\n", ":2: unknown option prot"},
+        {"[server]\nport = abc\n[model]\nmodle = x\n", ":2: port: expected an integer"},
+        {"[server\nport = 1\n", ":1: expected `name = value` or `[section]`"},
+        {"port = 1\n", ":1: option port belongs in section [server]"},
+        {"[model]\nmodel = /a\n  further\n", ":3: expected `name = value`"},
+        {"[server]\nport = 1 ; note\n", ":2: port: expected an integer, got \"1 ; note\""},
+        {"[server]\nport =\n", ":2: port: expected an integer, got \"\""},
     };
     for (size_t i = 0; i < PGD_ARRAY_LEN(rows); i++) {
         config cfg;
@@ -84,6 +92,33 @@ static void test_config_file_faults_name_the_line(void **state)
         assert_non_null(strstr(why.text, path));
         unlink(path);
     }
+}
+
+/* Byte order mark, CRLF, indentation, no newline at the end, and lines longer than any line buffer.
+ */
+static void test_config_file_form(void **state)
+{
+    (void)state;
+    config cfg;
+    pgd_why why;
+    char path[64], text[1500], model[901];
+    memset(model, 'a', sizeof(model) - 1);
+    model[0] = '/';
+    model[sizeof(model) - 1] = '\0';
+    snprintf(text, sizeof(text),
+             "\xEF\xBB\xBF; %0300d\r\n\r\n  [model]\r\n\tmodel=%s\r\n[server]\r\nuds = /x = y;z #1",
+             0, model);
+    write_temp(path, text);
+    char *argv[] = {(char *)"--config", path};
+    if (load(&cfg, &why, 2, argv) != PGD_OK)
+        fail_msg("%s", why.text);
+    assert_string_equal(cfg.model, model);
+    assert_string_equal(cfg.uds, "/x = y;z #1");
+    unlink(path);
+    char dir[] = "/tmp";
+    char *bad[] = {(char *)"--config", dir};
+    assert_int_not_equal(load(&cfg, &why, 2, bad), PGD_OK);
+    assert_non_null(strstr(why.text, dir));
 }
 
 static void test_config_flags(void **state)
@@ -161,6 +196,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config_precedence),
         cmocka_unit_test(test_config_file_faults_name_the_line),
+        cmocka_unit_test(test_config_file_form),
         cmocka_unit_test(test_config_flags),
         cmocka_unit_test(test_config_dump_round_trip),
         cmocka_unit_test(test_config_shipped_file_is_the_dump),

@@ -21,6 +21,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "engine/core/core_loop.h"
+#include "tests/unit/open_fds.h"
 #include "worker/sim_runner.h"
 
 #define MAX_REQUESTS 64
@@ -64,9 +65,7 @@ static uint32_t rnd(rig *r, uint32_t n)
     return (uint32_t)(r->rng >> 33) % n;
 }
 
-/* --- rig
- * ------------------------------------------------------------------------------------------------------------
- */
+/* --- rig -------------------------------------------------------------------------------------- */
 
 static void rig_config(rig *r)
 {
@@ -247,9 +246,7 @@ static uint64_t n_restarts(rig *r)
     return s.n_worker_restarts;
 }
 
-/* --- tests
- * ----------------------------------------------------------------------------------------------------------
- */
+/* --- tests ------------------------------------------------------------------------------------ */
 
 static rig rig_;
 
@@ -310,6 +307,7 @@ static void test_core_loop_survives_kills(void **state)
     for (int i = 0; i < 24; i++)
         submit(r, 1 + (int)rnd(r, 150), 60 + (int)rnd(r, 100));
     WAIT_FOR(r, 10, r->state == CORE_READY);
+    int n_fds = n_open_fds();
     for (int kill_no = 0; kill_no < 6; kill_no++) {
         int n_got = 0;
         for (int i = 0; i < r->n_reqs; i++)
@@ -332,6 +330,7 @@ static void test_core_loop_survives_kills(void **state)
     expect_all_complete(r);
     assert_int_equal(n_restarts(r), 6);
     assert_true(r->n_states[CORE_RECOVERING] >= 1);
+    WAIT_FOR(r, 5, n_open_fds() <= n_fds); /* NNG closes in its own time */
     rig_stop(r);
 }
 

@@ -11,24 +11,7 @@
 #include <cmocka.h>
 
 #include "common/model/gguf.h"
-#include "tests/unit/model_builder.h"
-
-static char dir[64];
-static char path[96];
-
-static int setup(void **state)
-{
-    (void)state;
-    (void)snprintf(path, sizeof(path), "%s/m.gguf", builder_make_dir(dir));
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    builder_remove_dir(dir);
-    return 0;
-}
+#include "tests/unit/model_dir.h"
 
 static gguf_file *open_ok(const builder *b)
 {
@@ -48,12 +31,8 @@ static void open_fails(const void *data, size_t n_bytes, pgd_err wanted_err, con
     pgd_why why = {{0}};
     builder_write(path, data, n_bytes);
     pgd_err err = gguf_open(&f, path, &why);
-    if (err == PGD_OK)
-        fail_msg("opened, expected a refusal with \"%s\"", wanted);
+    check_refusal(err, wanted_err, &why, wanted);
     assert_null(f);
-    assert_int_equal(err, wanted_err);
-    if (strstr(why.text, wanted) == NULL)
-        fail_msg("message \"%s\" lacks \"%s\"", why.text, wanted);
 }
 
 static void test_gguf_reads_metadata(void **state)
@@ -468,5 +447,5 @@ int main(void)
         cmocka_unit_test(test_gguf_refuses_every_truncation),
         cmocka_unit_test(test_gguf_opens_without_reading_weights),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, make_model_dir, remove_model_dir);
 }

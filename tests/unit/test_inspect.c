@@ -10,24 +10,7 @@
 #include <cmocka.h>
 
 #include "engine/inspect.h"
-#include "tests/unit/model_builder.h"
-
-static char dir[64];
-static char path[96];
-
-static int setup(void **state)
-{
-    (void)state;
-    (void)snprintf(path, sizeof(path), "%s/m.gguf", builder_make_dir(dir));
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    builder_remove_dir(dir);
-    return 0;
-}
+#include "tests/unit/model_dir.h"
 
 /* The text for a path; free it. */
 static char *inspect(const char *where, int wanted_status)
@@ -166,5 +149,5 @@ int main(void)
         cmocka_unit_test(test_inspect_lone_safetensors),
         cmocka_unit_test(test_inspect_many_patterns),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, make_model_dir, remove_model_dir);
 }

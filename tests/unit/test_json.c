@@ -3,7 +3,12 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -146,12 +151,64 @@ static void test_json_getters(void **state)
     cJSON_Delete(tree);
 }
 
+static void test_json_bounded(void **state)
+{
+    (void)state;
+    cJSON *tree;
+    pgd_why why = {0};
+    static const struct {
+        const char *text;
+        size_t n_values;
+    } rows[] = {{"1", 1}, {"[1,2,3]", 4}, {"{\"a\":[1],\"b\":\"x,[{y\"}", 4}};
+    for (size_t i = 0; i < PGD_ARRAY_LEN(rows); i++) {
+        size_t n = strlen(rows[i].text);
+        assert_int_equal(json_parse_bounded(&tree, rows[i].text, n, 8, rows[i].n_values, &why),
+                         PGD_OK);
+        cJSON_Delete(tree);
+        if (rows[i].n_values == 1)
+            continue;
+        assert_int_equal(json_parse_bounded(&tree, rows[i].text, n, 8, rows[i].n_values - 1, &why),
+                         PGD_ERANGE);
+        assert_null(tree);
+        assert_non_null(strstr(why.text, "values"));
+    }
+}
+
+/* A child with little memory left: what cannot be parsed for want of it is no syntax error. */
+static void test_json_out_of_memory(void **state)
+{
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip(); /* it reserves more address space than any limit allows */
+#endif
+    pid_t pid = fork();
+    if (pid == 0) {
+        enum { N = 4 << 20 };
+        char *text = malloc(N);
+        memset(text, ',', N);
+        for (size_t i = 1; i < N - 1; i += 2)
+            text[i] = '1';
+        text[0] = '[';
+        text[N - 1] = ']';
+        text[N - 2] = ' ';
+        struct rlimit limit = {(rlim_t)48 << 20, (rlim_t)48 << 20};
+        cJSON *tree;
+        _exit(setrlimit(RLIMIT_AS, &limit) != 0 ||
+              json_parse(&tree, text, N, 8, NULL) != PGD_ENOMEM);
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_json_refuses), cmocka_unit_test(test_json_takes),
-        cmocka_unit_test(test_json_depth),   cmocka_unit_test(test_json_nul_survives),
-        cmocka_unit_test(test_json_getters),
+        cmocka_unit_test(test_json_refuses),       cmocka_unit_test(test_json_takes),
+        cmocka_unit_test(test_json_depth),         cmocka_unit_test(test_json_nul_survives),
+        cmocka_unit_test(test_json_getters),       cmocka_unit_test(test_json_bounded),
+        cmocka_unit_test(test_json_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

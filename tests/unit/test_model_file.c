@@ -15,24 +15,7 @@
 #include "common/model/model_file.h"
 #include "common/model/model_hf_names.h"
 #include "common/model/model_layout.h"
-#include "tests/unit/model_builder.h"
-
-static char dir[64];
-static char path[96];
-
-static int setup(void **state)
-{
-    (void)state;
-    (void)snprintf(path, sizeof(path), "%s/m.gguf", builder_make_dir(dir));
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    builder_remove_dir(dir);
-    return 0;
-}
+#include "tests/unit/model_dir.h"
 
 static model_file *open_path_ok(const char *where)
 {
@@ -52,20 +35,12 @@ static model_file *open_ok(builder *b)
     return open_path_ok(path);
 }
 
-static void check_message(pgd_err err, pgd_err wanted_err, const pgd_why *why, const char *wanted)
-{
-    if (err == PGD_OK)
-        fail_msg("accepted, expected a refusal with \"%s\"", wanted);
-    if (err != wanted_err || strstr(why->text, wanted) == NULL)
-        fail_msg("got %d \"%s\", expected %d \"%s\"", (int)err, why->text, (int)wanted_err, wanted);
-}
-
 static void open_path_fails(const char *where, pgd_err wanted_err, const char *wanted)
 {
     model_file *f = NULL;
     pgd_why why = {{0}};
     pgd_err err = model_file_open(&f, where, &why);
-    check_message(err, wanted_err, &why, wanted);
+    check_refusal(err, wanted_err, &why, wanted);
     assert_null(f);
 }
 
@@ -88,7 +63,7 @@ static void check_not_runnable(model_file *f, pgd_err wanted_err, const char *wa
 {
     pgd_why why = {{0}};
     pgd_err err = model_file_check_runnable(f, &why);
-    check_message(err, wanted_err, &why, wanted);
+    check_refusal(err, wanted_err, &why, wanted);
     model_file_close(f);
 }
 
@@ -441,14 +416,13 @@ static void test_model_file_listing_survives_unknown_config(void **state)
     builder_write(path, b.data, b.n_bytes);
     builder_free(&b);
     assert_int_equal(model_file_open_listing(&f, path, &config_err, &config_why, &why), PGD_OK);
-    check_message(config_err, PGD_EUNSUPPORTED, &config_why, "rwkv7");
+    check_refusal(config_err, PGD_EUNSUPPORTED, &config_why, "rwkv7");
     assert_null(model_file_get_config(f));
     assert_int_equal(model_file_n_tensors(f), 1);
     check_not_runnable(f, PGD_EUNSUPPORTED, "config");
 }
 
-/* --- Hugging Face directories
- * ---------------------------------------------------------------------------- */
+/* --- Hugging Face directories ----------------------------------------------------------------- */
 
 #define SIZES                                                                                     \
     "\"hidden_size\":64,\"num_hidden_layers\":4,\"num_attention_heads\":4,\"intermediate_size\":" \
@@ -691,8 +665,7 @@ static void test_model_layout_lists_what_it_has(void **state)
     assert_true(model_layout_may_ignore(&c, "output.weight")); /* tied by the last round */
 }
 
-/* --- fingerprint, and the tiny models of the tree
- * ------------------------------------------------------------- */
+/* --- fingerprint, and the tiny models of the tree --------------------------------------------- */
 
 static void test_model_file_fingerprint(void **state)
 {
@@ -774,5 +747,5 @@ int main(void)
         cmocka_unit_test(test_model_file_fingerprint),
         cmocka_unit_test(test_model_file_tiny_models_run),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, make_model_dir, remove_model_dir);
 }

@@ -22,30 +22,14 @@
 
 #include "common/file.h"
 #include "common/model/model_file.h"
-#include "tests/unit/model_builder.h"
+#include "tests/unit/model_dir.h"
 
-static char dir[64];
-static char path[96];
 static volatile uint64_t sink; /* what is read must not be optimised away */
 
 typedef struct tally {
     int n_probes;
     int n_refused;
 } tally;
-
-static int setup(void **state)
-{
-    (void)state;
-    (void)snprintf(path, sizeof(path), "%s/m.gguf", builder_make_dir(dir));
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    builder_remove_dir(dir);
-    return 0;
-}
 
 /* Values of the first and last row, and every byte once. */
 static uint64_t touch_tensor(const model_tensor *t)
@@ -246,8 +230,7 @@ static void test_model_mutations_gguf_truncated(void **state)
     builder_free(&b);
 }
 
-/* --- JSON: every number, string and mark replaced
- * ------------------------------------------------------------ */
+/* --- JSON: every number, string and mark replaced --------------------------------------------- */
 
 typedef void (*try_fn)(tally *t, const char *text, void *arg);
 
@@ -463,8 +446,7 @@ static void test_model_mutations_shard_index(void **state)
     assert_true(t.n_refused > t.n_probes / 2);
 }
 
-/* --- the tiny models of the tree
- * ---------------------------------------------------------------------------- */
+/* --- the tiny models of the tree -------------------------------------------------------------- */
 
 static void test_model_mutations_tiny_gguf(void **state)
 {
@@ -537,5 +519,5 @@ int main(void)
         cmocka_unit_test(test_model_mutations_tiny_gguf),
         cmocka_unit_test(test_model_mutations_tiny_directory),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, make_model_dir, remove_model_dir);
 }

@@ -1,4 +1,5 @@
-/* The runner against the protocol: what it refuses, what an error of one request costs the others, steps in flight. */
+/* The runner against the protocol: what it refuses, what an error of one request costs the others,
+ * steps in flight. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -91,7 +92,7 @@ static step_result step(step_runner *r, const scheduler_output *m)
 static const token_id prompt[20] = {5,  6,  7,  8,  9,  10, 11, 12, 13, 14,
                                     15, 16, 17, 18, 19, 20, 21, 22, 23, 24};
 
-/* --- load ------------------------------------------------------------------------------------------------ */
+/* --- load ------------------------------------------------------------------------------------- */
 
 static void refuse_load(load_msg load, pgd_err want, const char *text)
 {
@@ -221,7 +222,7 @@ static void test_model_runner_reports_load(void **state)
     r->vtbl->destroy(r);
 }
 
-/* --- protocol ----------------------------------------------------------------------------------------------- */
+/* --- protocol --------------------------------------------------------------------------------- */
 
 /* A fresh runner that holds request 1 (20 tokens computed, 1 sampled) must refuse this message. */
 static void refuse_step(const scheduler_output *m, const char *text)
@@ -312,6 +313,8 @@ static void test_model_runner_refuses_messages(void **state)
     m = message(&good, 1, NULL, 0);
     m.total_scheduled_tokens++;
     refuse_step(&m, "scheduled tokens in all");
+    m.total_scheduled_tokens -= 2;
+    refuse_step(&m, "scheduled tokens in all");
     m = message(NULL, 0, NULL, 0);
     m.n_preempted = 1;
     m.preempted_ids = &unknown;
@@ -328,7 +331,8 @@ static void test_model_runner_refuses_messages(void **state)
     refuse_step(&m, "no transfers");
 }
 
-/* An id that is finished before the worker ever had it, or again, is no fault; a released row is free for the same step's new request. */
+/* An id that is finished before the worker ever had it, or again, is no fault; a released row is
+ * free for the same step's new request. */
 static void test_model_runner_releases(void **state)
 {
     (void)state;
@@ -353,9 +357,10 @@ static void test_model_runner_releases(void **state)
     r->vtbl->destroy(r);
 }
 
-/* --- errors of one request --------------------------------------------------------------------------------------- */
+/* --- errors of one request -------------------------------------------------------------------- */
 
-/* A copy of the model in which the embedding of one token is NaN; the head is untied, so that only requests with that token are hurt. */
+/* A copy of the model in which the embedding of one token is NaN; the head is untied, so that only
+ * requests with that token are hurt. */
 static void write_poisoned_model(char *path, token_id token)
 {
     pgd_why why = {{0}};
@@ -412,7 +417,8 @@ static void test_model_runner_nan_stays_with_its_request(void **state)
                                                       ? REQUEST_ERROR_NONE
                                                       : REQUEST_ERROR_NAN_LOGITS);
 
-    /* Its block goes to another request without being zeroed: stale NaN in the unused slots hurt nobody. */
+    /* Its block goes to another request without being zeroed: stale NaN in the unused slots hurt
+     * nobody. */
     new_request_msg reuse = new_request(3, prompt, 1, b, 1);
     m = message(&reuse, 1, NULL, 0);
     m.n_finished = 1;

@@ -1,8 +1,9 @@
-/* Invariant I1 at the runner: tokens and log probabilities of a request are the same bits alone as in any mix of batches, chunks, block
- * tables, shared prefixes, preemptions, worker restarts and thread counts.
+/* Invariant I1 at the runner: tokens and log probabilities of a request are the same bits alone as
+ * in any mix of batches, chunks, block tables, shared prefixes, preemptions, worker restarts and
+ * thread counts.
  *
- * A small engine in this file plays the scheduler: it picks requests, chunks and blocks at random and keeps the facts; the runner
- * under test gets only messages. */
+ * A small engine in this file plays the scheduler: it picks requests, chunks and blocks at random
+ * and keeps the facts; the runner under test gets only messages. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -79,7 +80,7 @@ typedef struct engine {
     int32_t n_hits, n_preemptions, n_steps;
 } engine;
 
-/* --- the worker's life ---------------------------------------------------------------------------------- */
+/* --- the worker's life ------------------------------------------------------------------------ */
 
 static void start_worker(engine *e)
 {
@@ -129,7 +130,7 @@ static void restart_worker(engine *e)
     start_worker(e);
 }
 
-/* --- scheduling ------------------------------------------------------------------------------------------- */
+/* --- scheduling ------------------------------------------------------------------------------- */
 
 static block_id allocate(engine *e)
 {
@@ -143,7 +144,8 @@ static block_id allocate(engine *e)
     return -1;
 }
 
-/* Takes over full blocks that a running request has computed, or computes in this very step, for the same tokens. */
+/* Takes over full blocks that a running request has computed, or computes in this very step, for
+ * the same tokens. */
 static void share_prefix(engine *e, test_request *r)
 {
     for (int32_t i = 0; i < e->n_requests; i++) {
@@ -281,7 +283,8 @@ static void run_step(engine *e, int32_t chunk, int32_t max_seqs)
         budget -= n;
         out.total_scheduled_tokens += n;
     }
-    /* A request preempted in this step was not scheduled in it; its row goes before new ones come. */
+    /* A request preempted in this step was not scheduled in it; its row goes before new ones come.
+     */
     out.finished_ids = e->finished;
     out.n_finished = e->n_finished;
     out.preempted_ids = e->preempted;
@@ -307,7 +310,7 @@ static bool all_finished(const engine *e)
     return true;
 }
 
-/* --- requests ------------------------------------------------------------------------------------------------ */
+/* --- requests --------------------------------------------------------------------------------- */
 
 static void make_request(test_request *r, const test_request *others, int32_t idx,
                          int32_t vocab_size, int32_t max_prompt, int32_t max_out)

@@ -1,4 +1,5 @@
-/* The sampler module: what it hands to the op and what it makes of the answer. (The op itself: tests/kernels/test_sample.c.) */
+/* The sampler module: what it hands to the op and what it makes of the answer. (The op itself:
+ * tests/kernels/test_sample.c.) */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -141,6 +142,73 @@ static void test_sampler_bias_and_penalties(void **state)
     rig_deinit(&g);
 }
 
+static sample_row seen_;
+
+static pgd_err keep_row(const sample_args *args, kernel_ctx *ctx)
+{
+    (void)ctx;
+    assert_int_equal(args->n_rows, 1);
+    assert_int_equal(args->vocab_size, VOCAB);
+    seen_ = args->rows[0];
+    args->rows[0].token = 1;
+    return PGD_OK;
+}
+
+/* Every parameter reaches the op as its own, and a resumed request goes on at its output position.
+ */
+static void test_sampler_hands_over_each_parameter(void **state)
+{
+    (void)state;
+    rig g;
+    rig_init(&g);
+    kernel_ops ops = *g.ops;
+    ops.sample = keep_row;
+    const token_id tokens[5] = {1, 2, 3, 4, 5};
+    const token_id stop[1] = {6};
+    const logit_bias bias[1] = {{3, 0.5f}};
+    new_request_msg m = {.request_id = 1,
+                         .n_prompt_tokens = 2,
+                         .n_tokens = 5,
+                         .tokens = tokens,
+                         .params = {.temperature = 0.25f,
+                                    .top_p = 0.375f,
+                                    .min_p = 0.125f,
+                                    .top_k = 7,
+                                    .repetition_penalty = 1.5f,
+                                    .presence_penalty = 0.75f,
+                                    .frequency_penalty = -0.75f,
+                                    .seed = 1ull << 40,
+                                    .choice_idx = 3,
+                                    .n_logprobs = 2,
+                                    .min_tokens = 4,
+                                    .n_stop_ids = 1,
+                                    .stop_ids = stop,
+                                    .n_logit_bias = 1,
+                                    .logit_bias = bias}};
+    pgd_why why;
+    assert_int_equal(request_rows_add(g.rows, &g.batch->logit_seqs[0], &m, &why), PGD_OK);
+    g.batch->n_logit_rows = 1;
+    assert_int_equal(sampler_run(g.sampler, g.logits, g.batch, g.rows, &ops, &g.ctx), PGD_OK);
+    const sampling_params *p = &m.params;
+    assert_ptr_equal(seen_.logits, g.logits);
+    assert_true(seen_.temperature == p->temperature && seen_.top_p == p->top_p &&
+                seen_.min_p == p->min_p && seen_.top_k == p->top_k);
+    assert_true(seen_.repetition_penalty == p->repetition_penalty &&
+                seen_.presence_penalty == p->presence_penalty &&
+                seen_.frequency_penalty == p->frequency_penalty);
+    assert_true(seen_.seed == p->seed && seen_.choice_idx == p->choice_idx);
+    assert_int_equal(seen_.n_logprobs, 2);
+    assert_int_equal(seen_.n_masked_ids, 1);
+    assert_int_equal(seen_.masked_ids[0], 6);
+    assert_int_equal(seen_.n_bias, 1);
+    assert_int_equal(seen_.bias[0].id, 3);
+    assert_int_equal(seen_.n_prompt_tokens, 2);
+    assert_int_equal(seen_.n_tokens, 5);
+    const request_row *r = request_rows_get(g.rows, g.batch->logit_seqs[0]);
+    assert_memory_equal(r->tokens, ((token_id[]){1, 2, 3, 4, 5, 1}), 6 * sizeof(token_id));
+    rig_deinit(&g);
+}
+
 static void test_sampler_errors_stay_with_their_request(void **state)
 {
     (void)state;
@@ -172,6 +240,7 @@ int main(void)
         cmocka_unit_test(test_sampler_results),
         cmocka_unit_test(test_sampler_min_tokens),
         cmocka_unit_test(test_sampler_bias_and_penalties),
+        cmocka_unit_test(test_sampler_hands_over_each_parameter),
         cmocka_unit_test(test_sampler_errors_stay_with_their_request),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

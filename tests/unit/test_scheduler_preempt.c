@@ -111,6 +111,27 @@ static void test_scheduler_late_result_may_finish_a_preempted_request(void **sta
     fix_deinit(&f);
 }
 
+/* Its blocks went back with their hashes before anybody knew that they hold NaN. */
+static void test_scheduler_late_error_unpublishes(void **state)
+{
+    (void)state;
+    begin_full_pool(true, true);
+    uint64_t step_id = f.out.step_id;
+    assert_true(fix_schedule(&f)); /* r1 goes with its first token in flight */
+    assert_int_equal(scheduler_find(f.s, 1)->status, REQUEST_PREEMPTED);
+    assert_int_equal(block_pool_n_published(pool()), 5 + 4); /* r0 took one of r1's */
+    request_result_msg results[2] = {
+        {.request_id = 0, .request_epoch = 1, .n_tokens = 1, .tokens = {9}},
+        {.request_id = 1, .request_epoch = 1, .error = REQUEST_ERROR_NAN_LOGITS},
+    };
+    step_result result = {.step_id = step_id, .n_results = 2, .results = results};
+    assert_int_equal(scheduler_update(f.s, &result), PGD_OK);
+    scheduler_check(f.s);
+    assert_int_equal(f.status[1], REQUEST_FINISHED_ERROR);
+    assert_int_equal(block_pool_n_published(pool()), 5);
+    fix_deinit(&f);
+}
+
 static void test_scheduler_preempted_goes_ahead_of_waiting(void **state)
 {
     (void)state;
@@ -349,12 +370,6 @@ static void test_scheduler_reset_worker_loses_nothing(void **state)
     assert_true(fix_schedule(&f));
     assert_true(scheduler_finish_request(f.s, 1, REQUEST_FINISHED_ABORTED));
     assert_int_equal(f.n_released[1], 0);
-    uint64_t ids[8];
-    assert_int_equal(scheduler_get_in_flight(f.s, ids, 8), 2);
-    assert_int_equal(ids[0], 0);
-    assert_int_equal(ids[1], 2);
-    assert_int_equal(scheduler_get_in_flight(f.s, ids, 1), 1);
-
     scheduler_reset_worker(f.s);
     scheduler_check(f.s);
     assert_int_equal(scheduler_n_steps_in_flight(f.s), 0);
@@ -520,6 +535,7 @@ int main(void)
         cmocka_unit_test(test_scheduler_resumed_request_is_sent_as_new),
         cmocka_unit_test(test_scheduler_late_result_after_readmission_is_dropped),
         cmocka_unit_test(test_scheduler_late_result_may_finish_a_preempted_request),
+        cmocka_unit_test(test_scheduler_late_error_unpublishes),
         cmocka_unit_test(test_scheduler_preempted_goes_ahead_of_waiting),
         cmocka_unit_test(test_scheduler_preempts_itself_last),
         cmocka_unit_test(test_scheduler_victim_before_index_skips_nobody),

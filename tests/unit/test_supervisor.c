@@ -146,7 +146,8 @@ static void test_supervisor_no_program(void **state)
     assert_int_equal(supervisor_create(&s), PGD_OK);
     assert_int_equal(supervisor_start(s, "/nonexistent/x", argv, "", &why), PGD_ENOENT);
     assert_non_null(strstr(why.text, "cannot start /nonexistent/x: No such file"));
-    assert_int_equal(supervisor_start(s, "/etc/passwd", argv, "", &why), PGD_EIO);
+    assert_int_equal(supervisor_start(s, "/etc/passwd", argv, "", &why), PGD_ENOENT);
+    assert_non_null(strstr(why.text, "Permission denied; set worker_path"));
     assert_true(supervisor_poll(s));
     start_sh(s, "exit 0", ""); /* still usable */
     expect(s, "exited with status 0");

@@ -6,8 +6,8 @@
  * wanted go on; a step without such rows ends there. The residual stream x is summed into by the
  * two output projections of each layer.
  *
- *   x [n, dim]  h [n, dim]  qkv [n, (n_heads + 2 n_kv_heads) head_dim]  attn [n, n_heads head_dim]
- * gate_up [n, 2 ffn]
+ *   x [n, dim]  h [n, dim]  qkv [n, (n_heads + 2 n_kv_heads) head_dim]
+ *   attn [n, n_heads head_dim]  gate_up [n, 2 ffn]
  */
 #include "worker/model/decoder.h"
 
@@ -41,8 +41,7 @@ typedef struct pass {
     int32_t n_rows; /* of x: the batch's, then those with logits */
 } pass;
 
-/* --- memory
- * ----------------------------------------------------------------------------------------- */
+/* --- memory ----------------------------------------------------------------------------------- */
 
 typedef struct plan {
     uint8_t *data;
@@ -124,8 +123,7 @@ size_t decoder_bytes(const decoder *d)
     return d->n_bytes;
 }
 
-/* --- ops
- * ---------------------------------------------------------------------------------------------- */
+/* --- ops -------------------------------------------------------------------------------------- */
 
 static pgd_err linear(const pass *p, float *out, const weights_linear *w, const float *x,
                       int64_t x_stride, bool accumulate)
@@ -262,8 +260,7 @@ static pgd_err embed_tokens(const pass *p)
     return p->ops->embed(&args, p->ctx);
 }
 
-/* --- layers
- * ------------------------------------------------------------------------------------------- */
+/* --- layers ----------------------------------------------------------------------------------- */
 
 static pgd_err attention_part(const pass *p, int32_t layer)
 {

@@ -1,9 +1,12 @@
 /* The cosines and sines of every position that a model may meet, for kernels/rope.h.
  *
- *   f_i = theta^(-2 i / rope_dim) / freqs[i], scaled as below;  table[p, i] = cos(p f_i), table[p,
- * rope_dim / 2 + i] = sin(p f_i) LINEAR: f_i / factor.  LLAMA3: with w = 2 pi / f_i and c =
- * original context: w < c / high: f_i; w > c / low: f_i / factor; between: s = (c / w - low) /
- * (high - low), (1 - s) f_i / factor + s f_i.
+ *   table[p, i] = cos(p f_i),  table[p, rope_dim / 2 + i] = sin(p f_i)
+ *   f_i = theta^(-2 i / rope_dim) / freqs[i], scaled:
+ *     LINEAR   f_i / factor
+ *     LLAMA3   with w = 2 pi / f_i and c = original context
+ *              w < c / high:  f_i
+ *              w > c / low:   f_i / factor
+ *              between:       (1 - s) f_i / factor + s f_i,  s = (c / w - low) / (high - low)
  *
  * Computed in double, rounded once. theta, factors and contexts as in model_config.
  * Thread:  any

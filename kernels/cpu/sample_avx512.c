@@ -1,0 +1,7 @@
+/* Sampling on 512-bit registers; the algorithm is in sample_simd.h. */
+#include "kernels/cpu/sample_simd.h"
+
+pgd_err sample_avx512(const sample_args *args, kernel_ctx *ctx)
+{
+    return sample__run(args, ctx, sample_one);
+}
