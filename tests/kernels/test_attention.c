@@ -374,7 +374,7 @@ static void test_attention_ignores_the_future(void **state)
     kernel_rig_for_all(check_future, workspace_bytes());
 }
 
-/* Whatever a version needs, nothing is never enough for it, and the sizes it states are. */
+/* The stated workspace is enough; none at all is refused by versions that need some. */
 static void check_workspace(kernel_rig *rig)
 {
     attention_limits limits = {.max_rows = 4,
