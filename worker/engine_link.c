@@ -3,15 +3,20 @@
  */
 #include "worker/engine_link.h"
 
+#include <time.h>
+
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <nng/nng.h>
 #include <nng/protocol/pair0/pair.h>
 
+#include "common/log.h"
 #include "common/mem.h"
+#include "common/thread.h"
 
 #define QUEUE_FRAMES 16
+#define CLOSE_WAIT_S 2
 
 struct engine_link {
     nng_socket sock;
@@ -66,19 +71,43 @@ pgd_err engine_link_open(engine_link **out, const char *url, uint32_t worker_epo
     return PGD_OK;
 }
 
+static void close_socket(void *arg)
+{
+    (void)nng_close(*(nng_socket *)arg);
+    mem_free(arg);
+}
+
+/* nng_close of NNG 1.5.2 now and then never returns when frames arrive at the same time (its reaper waits for an operation that
+ * is never completed). It gets a thread of its own and a limit; past it the socket is left behind. */
+static void close_bounded(nng_socket sock)
+{
+    nng_socket *arg = mem_alloc(sizeof *arg);
+    pthread_t thread;
+    struct timespec end;
+    (void)nng_pipe_notify(sock, NNG_PIPE_EV_REM_POST, NULL, NULL); /* its argument goes away now */
+    if (arg == NULL)
+        return;
+    *arg = sock;
+    if (thread_start(&thread, "link-close", close_socket, arg) != PGD_OK) {
+        close_socket(arg);
+        return;
+    }
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += CLOSE_WAIT_S;
+    if (pthread_timedjoin_np(thread, NULL, &end) != 0) {
+        log_warn("link", "NNG did not close a socket within %d s; it is left behind", CLOSE_WAIT_S);
+        pthread_detach(thread);
+    }
+}
+
 void engine_link_close(engine_link *l)
 {
     if (l == NULL)
         return;
     if (l->last != NULL)
         nng_msg_free(l->last);
-    if (l->sock_is_open) {
-        /* nng_close of NNG 1.5.2 can wait for ever on a full receive queue: empty it first. */
-        nng_msg *m;
-        while (nng_recvmsg(l->sock, &m, NNG_FLAG_NONBLOCK) == 0)
-            nng_msg_free(m);
-        (void)nng_close(l->sock);
-    }
+    if (l->sock_is_open)
+        close_bounded(l->sock);
     if (l->lost_fd >= 0)
         close(l->lost_fd);
     mem_free(l);

@@ -18,6 +18,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include <sys/random.h>
 #include <unistd.h>
@@ -25,10 +26,13 @@
 #include <nng/nng.h>
 #include <nng/protocol/pair0/pair.h>
 
+#include "common/log.h"
 #include "common/mem.h"
+#include "common/thread.h"
 
-#define SEND_QUEUE 16
-#define RECV_QUEUE 16
+#define SEND_QUEUE   16
+#define RECV_QUEUE   16
+#define CLOSE_WAIT_S 2
 
 struct worker_link {
     nng_socket sock;
@@ -128,6 +132,35 @@ pgd_err worker_link_open(worker_link **out, const worker_link_opts *opts, pgd_wh
     return PGD_OK;
 }
 
+static void close_socket(void *arg)
+{
+    (void)nng_close(*(nng_socket *)arg);
+    mem_free(arg);
+}
+
+/* nng_close of NNG 1.5.2 now and then never returns when frames arrive at the same time (its reaper waits for an operation that
+ * is never completed). It gets a thread of its own and a limit; past it the socket is left behind. */
+static void close_bounded(nng_socket sock)
+{
+    nng_socket *arg = mem_alloc(sizeof *arg);
+    pthread_t thread;
+    struct timespec end;
+    (void)nng_pipe_notify(sock, NNG_PIPE_EV_REM_POST, NULL, NULL); /* its argument goes away now */
+    if (arg == NULL)
+        return;
+    *arg = sock;
+    if (thread_start(&thread, "link-close", close_socket, arg) != PGD_OK) {
+        close_socket(arg);
+        return;
+    }
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += CLOSE_WAIT_S;
+    if (pthread_timedjoin_np(thread, NULL, &end) != 0) {
+        log_warn("link", "NNG did not close a socket within %d s; it is left behind", CLOSE_WAIT_S);
+        pthread_detach(thread);
+    }
+}
+
 void worker_link_close(worker_link *l)
 {
     if (l == NULL)
@@ -143,7 +176,7 @@ void worker_link_close(worker_link *l)
     if (l->sock_is_open) {
         while (nng_recvmsg(l->sock, &l->last, NNG_FLAG_NONBLOCK) == 0)
             drop_last(l);
-        (void)nng_close(l->sock);
+        close_bounded(l->sock);
         (void)unlink(l->url + strlen("ipc://")); /* NNG does it too, where it still can */
     }
     nng_aio_free(l->aio);
