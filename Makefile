@@ -102,6 +102,8 @@ $(BUILD)/bin/paged-worker: $(call obj,worker/main.c) $(LIBS_WORKER_A)
 	@mkdir -p $(@D)
 	$(call say,LD)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LIBS_WORKER)
 
+export LSAN_OPTIONS := suppressions=$(CURDIR)/tests/lsan.supp:print_suppressions=0
+
 # --- tests ------------------------------------------------------------------------------------------------
 $(BUILD)/tests/%: $(BUILD)/tests/%.c.o $(LIBS_ALL_A)
 	@mkdir -p $(@D)
