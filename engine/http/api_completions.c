@@ -12,6 +12,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "engine/http/completion_params.h"
+#include "engine/http/completion_render.h"
 #include "engine/http/http_api.h"
 #include "engine/http/http_errors.h"
 
@@ -29,17 +30,7 @@ typedef struct choice {
     generation *gen; /* NULL: not begun, or ended */
     int32_t idx;
     int32_t prompt_idx;
-    int32_t n_text_chars; /* emitted so far, for text_offset */
-    strbuf text;          /* whole answer */
-    strbuf ids;           /* token ids as JSON elements */
-    strbuf lp_tokens;     /* logprobs arrays as JSON elements */
-    strbuf lp_values;
-    strbuf lp_tops;
-    strbuf lp_offsets;
-    bool has_lp;
-    const char *finish_reason;
-    char stop_reason[24]; /* JSON value of a stop token, or "" */
-    int32_t stop_string_idx;
+    completion_render render;
     int32_t n_output_tokens;
     int32_t n_cached_tokens;
 } choice;
@@ -66,15 +57,8 @@ static void free_if_unused(completion *c)
 {
     if (c->conn != NULL || c->n_tokenizing > 0 || c->n_live > 0 || c->n_pins > 0)
         return;
-    for (int32_t i = 0; i < c->n_choices; i++) {
-        choice *ch = &c->choices[i];
-        strbuf_deinit(&ch->text);
-        strbuf_deinit(&ch->ids);
-        strbuf_deinit(&ch->lp_tokens);
-        strbuf_deinit(&ch->lp_values);
-        strbuf_deinit(&ch->lp_tops);
-        strbuf_deinit(&ch->lp_offsets);
-    }
+    for (int32_t i = 0; i < c->n_choices; i++)
+        completion_render_deinit(&c->choices[i].render);
     for (int32_t i = 0; i < c->params.n_prompts; i++) {
         if (c->params.prompts[i].text != NULL)
             mem_free(c->params.prompts[i].ids);
@@ -144,148 +128,21 @@ static void respond_error(completion *c, int status, const char *param, const ch
     }
 }
 
-/* --- the answer's JSON ------------------------------------------------------------------------ */
-
 static void append_head(strbuf *b, const completion *c)
 {
-    strbuf_appendf(
-        b,
-        "{\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%" PRId64 ",\"model\":", c->id,
-        c->created_s);
-    const char *name = engine_model_name(c->api->engine);
-    strbuf_append_json(b, name, strlen(name));
-}
-
-static void append_piece_json(strbuf *b, const tokenizer *tok, token_id id)
-{
-    size_t n;
-    const char *piece = tokenizer_piece(tok, id, &n);
-    strbuf_append_json(b, piece, n);
-}
-
-static int32_t count_chars(const char *text, size_t n)
-{
-    int32_t chars = 0;
-    for (size_t i = 0; i < n; i++)
-        chars += ((unsigned char)text[i] & 0xC0) != 0x80;
-    return chars;
-}
-
-/* Minus infinity is no JSON number; clients know -9999. */
-static double json_logprob(float v)
-{
-    return v < -9999.0f ? -9999.0 : (double)v;
-}
-
-static void comma(strbuf *b)
-{
-    if (b->n_bytes > 0)
-        strbuf_append_char(b, ',');
-}
-
-static void note_logprobs(choice *ch, const generation_token *t)
-{
-    const tokenizer *tok = engine_get_tokenizer(ch->owner->api->engine);
-    size_t n;
-    const char *piece = tokenizer_piece(tok, t->id, &n);
-    ch->has_lp = true;
-    comma(&ch->lp_tokens);
-    append_piece_json(&ch->lp_tokens, tok, t->id);
-    comma(&ch->lp_values);
-    strbuf_appendf(&ch->lp_values, "%.7g", json_logprob(t->logprobs[0].logprob));
-    comma(&ch->lp_offsets);
-    strbuf_appendf(&ch->lp_offsets, "%d", ch->n_text_chars);
-    ch->n_text_chars += count_chars(piece, n);
-    comma(&ch->lp_tops);
-    strbuf_append_char(&ch->lp_tops, '{');
-    bool sampled_shown = false;
-    for (int32_t i = 1; i < t->n_logprobs; i++) {
-        if (i > 1)
-            strbuf_append_char(&ch->lp_tops, ',');
-        sampled_shown = sampled_shown || t->logprobs[i].id == t->id;
-        append_piece_json(&ch->lp_tops, tok, t->logprobs[i].id);
-        strbuf_appendf(&ch->lp_tops, ":%.7g", json_logprob(t->logprobs[i].logprob));
-    }
-    if (!sampled_shown) { /* the sampled token is always among them */
-        if (t->n_logprobs > 1)
-            strbuf_append_char(&ch->lp_tops, ',');
-        append_piece_json(&ch->lp_tops, tok, t->id);
-        strbuf_appendf(&ch->lp_tops, ":%.7g", json_logprob(t->logprobs[0].logprob));
-    }
-    strbuf_append_char(&ch->lp_tops, '}');
-}
-
-static void append_logprobs(strbuf *b, const choice *ch)
-{
-    if (!ch->has_lp) {
-        strbuf_append_str(b, "\"logprobs\":null");
-        return;
-    }
-    strbuf_append_str(b, "\"logprobs\":{\"tokens\":[");
-    strbuf_append(b, ch->lp_tokens.data, ch->lp_tokens.n_bytes);
-    strbuf_append_str(b, "],\"token_logprobs\":[");
-    strbuf_append(b, ch->lp_values.data, ch->lp_values.n_bytes);
-    strbuf_append_str(b, "],\"top_logprobs\":[");
-    strbuf_append(b, ch->lp_tops.data, ch->lp_tops.n_bytes);
-    strbuf_append_str(b, "],\"text_offset\":[");
-    strbuf_append(b, ch->lp_offsets.data, ch->lp_offsets.n_bytes);
-    strbuf_append_str(b, "]}");
-}
-
-static void append_stop_reason(strbuf *b, const choice *ch)
-{
-    strbuf_append_str(b, ",\"stop_reason\":");
-    if (ch->stop_string_idx >= 0)
-        strbuf_append_json(b, ch->owner->params.stop[ch->stop_string_idx],
-                           ch->owner->params.stop_bytes[ch->stop_string_idx]);
-    else
-        strbuf_append_str(b, ch->stop_reason[0] != '\0' ? ch->stop_reason : "null");
-}
-
-static void append_choice(strbuf *b, const choice *ch)
-{
-    strbuf_appendf(b, "{\"index\":%d,\"text\":", ch->idx);
-    strbuf_append_json(b, ch->text.data != NULL ? ch->text.data : "", ch->text.n_bytes);
-    strbuf_append_char(b, ',');
-    append_logprobs(b, ch);
-    if (ch->finish_reason != NULL)
-        strbuf_appendf(b, ",\"finish_reason\":\"%s\"", ch->finish_reason);
-    else
-        strbuf_append_str(b, ",\"finish_reason\":null");
-    append_stop_reason(b, ch);
-    if (ch->owner->params.return_token_ids) {
-        strbuf_append_str(b, ",\"token_ids\":[");
-        strbuf_append(b, ch->ids.data, ch->ids.n_bytes);
-        strbuf_append_char(b, ']');
-    }
-    strbuf_append_char(b, '}');
+    completion_render_append_head(b, c->id, c->created_s, engine_model_name(c->api->engine));
 }
 
 static void append_usage(strbuf *b, const completion *c)
 {
-    int64_t n_prompt = 0, n_output = 0, n_cached = 0;
+    completion_usage usage = {0};
     for (int32_t i = 0; i < c->params.n_prompts; i++) {
-        n_prompt += c->params.prompts[i].n_ids;
-        n_cached += c->choices[i * c->params.n].n_cached_tokens;
+        usage.n_prompt_tokens += c->params.prompts[i].n_ids;
+        usage.n_cached_tokens += c->choices[i * c->params.n].n_cached_tokens;
     }
     for (int32_t i = 0; i < c->n_choices; i++)
-        n_output += c->choices[i].n_output_tokens;
-    strbuf_appendf(b,
-                   "\"usage\":{\"prompt_tokens\":%" PRId64 ",\"completion_tokens\":%" PRId64
-                   ",\"total_tokens\":%" PRId64
-                   ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRId64 "}}",
-                   n_prompt, n_output, n_prompt + n_output, n_cached);
-}
-
-static void reset_delta(choice *ch)
-{
-    strbuf_reset(&ch->text);
-    strbuf_reset(&ch->ids);
-    strbuf_reset(&ch->lp_tokens);
-    strbuf_reset(&ch->lp_values);
-    strbuf_reset(&ch->lp_tops);
-    strbuf_reset(&ch->lp_offsets);
-    ch->has_lp = false;
+        usage.n_output_tokens += c->choices[i].n_output_tokens;
+    completion_render_append_usage(b, &usage);
 }
 
 /* --- progress --------------------------------------------------------------------------------- */
@@ -324,7 +181,7 @@ static void finish_whole(completion *c)
     for (int32_t i = 0; i < c->n_choices; i++) {
         if (i > 0)
             strbuf_append_char(&b, ',');
-        append_choice(&b, &c->choices[i]);
+        completion_render_append_choice(&b, &c->choices[i].render, i);
     }
     strbuf_append_str(&b, "],");
     append_usage(&b, c);
@@ -345,9 +202,9 @@ static void stream_choice(completion *c, choice *ch)
     strbuf_append_str(&b, "data: ");
     append_head(&b, c);
     strbuf_append_str(&b, ",\"choices\":[");
-    append_choice(&b, ch);
+    completion_render_append_choice(&b, &ch->render, ch->idx);
     strbuf_append_str(&b, c->params.include_usage ? "],\"usage\":null}\n\n" : "]}\n\n");
-    reset_delta(ch);
+    completion_render_reset(&ch->render);
     if (b.failed)
         http_conn_close(c->conn); /* calls on_disconnect */
     else
@@ -357,27 +214,24 @@ static void stream_choice(completion *c, choice *ch)
 
 static void note_chunk(choice *ch, const generation *g)
 {
-    const completion *c = ch->owner;
-    strbuf_append(&ch->text, g->text.data, g->text.n_bytes);
-    for (int32_t i = 0; i < g->n_tokens; i++) {
-        if (c->params.return_token_ids) {
-            comma(&ch->ids);
-            strbuf_appendf(&ch->ids, "%d", g->tokens[i].id);
-        }
-        if (c->params.sampling.n_logprobs >= 0 && g->tokens[i].n_logprobs > 0)
-            note_logprobs(ch, &g->tokens[i]);
-    }
+    const completion_params *params = &ch->owner->params;
+    completion_render *r = &ch->render;
+    completion_render_add_text(r, g->text.data, g->text.n_bytes);
+    for (int32_t i = 0; i < g->n_tokens; i++)
+        completion_render_add_token(r, &g->tokens[i]);
     ch->n_output_tokens = g->n_output_tokens;
     ch->n_cached_tokens = g->n_cached_tokens;
-    ch->stop_string_idx = g->stop_string_idx;
     if (g->finish == GENERATION_STOP) {
-        ch->finish_reason = "stop";
-        if (g->stop_token >= 0)
-            snprintf(ch->stop_reason, sizeof(ch->stop_reason), "%d", g->stop_token);
+        r->finish_reason = "stop";
+        r->stop_token = g->stop_token;
+        if (g->stop_string_idx >= 0) {
+            r->stop_string = params->stop[g->stop_string_idx];
+            r->n_stop_string_bytes = params->stop_bytes[g->stop_string_idx];
+        }
     } else if (g->finish == GENERATION_LENGTH) {
-        ch->finish_reason = "length";
+        r->finish_reason = "length";
     } else if (g->finish == GENERATION_ABORT) {
-        ch->finish_reason = "abort";
+        r->finish_reason = "abort";
     }
 }
 
@@ -652,7 +506,8 @@ void api_completions_handle(http_api *api, http_conn *conn, const http_request *
         c->choices[i].owner = c;
         c->choices[i].idx = i;
         c->choices[i].prompt_idx = i / c->params.n;
-        c->choices[i].stop_string_idx = -1;
+        completion_render_init(&c->choices[i].render, engine_get_tokenizer(api->engine),
+                               c->params.return_token_ids, c->params.sampling.n_logprobs >= 0);
     }
     if (!start_tokenizing(c))
         respond_error(c, 503, NULL, NULL, "out of memory for this request");

@@ -1,0 +1,56 @@
+/* The JSON of a completion's answer: one completion_render collects what a choice has to say since
+ * the last chunk (streams) or since the start (whole answers).
+ *
+ * text_offset counts Unicode characters from the start of the choice's returned text; each token
+ * moves it by the characters that begin in its own bytes, so that it does not depend on how the
+ * answer is cut into chunks.
+ * Owns:    its buffers; borrows the tokenizer and stop_string until deinit
+ * Thread:  io
+ */
+#ifndef ENGINE_HTTP_COMPLETION_RENDER_H
+#define ENGINE_HTTP_COMPLETION_RENDER_H
+
+#include "common/strbuf.h"
+#include "engine/generation.h"
+
+typedef struct completion_render {
+    const tokenizer *tok;
+    bool wants_ids;
+    bool wants_logprobs;
+    int32_t n_text_chars; /* of all tokens so far, for text_offset */
+    strbuf text;
+    strbuf ids;       /* token ids as JSON elements */
+    strbuf lp_tokens; /* logprobs arrays as JSON elements */
+    strbuf lp_values;
+    strbuf lp_tops;
+    strbuf lp_offsets;
+    bool has_logprobs;
+    const char *finish_reason; /* NULL while it runs */
+    token_id stop_token;       /* the stop_token_id that ended it; -1 */
+    const char *stop_string;   /* [n_stop_string_bytes], what ended it; NULL */
+    size_t n_stop_string_bytes;
+} completion_render;
+
+typedef struct completion_usage {
+    int64_t n_prompt_tokens;
+    int64_t n_output_tokens;
+    int64_t n_cached_tokens;
+} completion_usage;
+
+void completion_render_init(completion_render *r, const tokenizer *tok, bool wants_ids,
+                            bool wants_logprobs);
+void completion_render_deinit(completion_render *r);
+
+void completion_render_add_text(completion_render *r, const char *text, size_t n_bytes);
+void completion_render_add_token(completion_render *r, const generation_token *t);
+/* Forgets what a chunk has delivered; offsets go on. */
+void completion_render_reset(completion_render *r);
+
+/* "{id, object, created, model" without the closing brace. */
+void completion_render_append_head(strbuf *b, const char *id, int64_t created_s, const char *model);
+/* One element of "choices". */
+void completion_render_append_choice(strbuf *b, const completion_render *r, int32_t idx);
+/* "usage":{...} */
+void completion_render_append_usage(strbuf *b, const completion_usage *usage);
+
+#endif
