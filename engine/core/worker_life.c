@@ -87,6 +87,35 @@ static pgd_err find_worker(char out[CONFIG_PATH_BYTES], const config *cfg, pgd_w
     return PGD_OK;
 }
 
+/* Limits that no frame of this configuration exceeds, before model and pool are known. */
+static wire_limits frame_limits(const core_sizes *z)
+{
+    wire_limits l = {.max_num_seqs = z->max_num_seqs,
+                     .max_num_batched_tokens = z->max_num_batched_tokens,
+                     .max_model_len = z->max_model_len,
+                     .vocab_size = 1,     /* not in any size */
+                     .n_blocks = 1 << 24, /* more than any pool that this must serve */
+                     .block_size = z->block_size,
+                     .n_groups = PGD_MAX_KV_GROUPS,
+                     .max_logprobs = z->max_logprobs};
+    PGD_ASSERT(wire_limits_derive(&l, NULL) == PGD_OK);
+    return l;
+}
+
+/* NNG takes no larger limit for a message. */
+static pgd_err check_frames(const core_sizes *z, pgd_why *why)
+{
+    wire_limits limits = frame_limits(z);
+    size_t n_bytes = PGD_MAX(scheduler_output_max_frame_bytes(&limits),
+                             step_result_max_frame_bytes(&limits) + MAX_CONTROL_BYTES);
+    if (n_bytes <= INT32_MAX)
+        return PGD_OK;
+    return pgd_fail(why, PGD_EINVAL,
+                    "max_num_seqs=%d with max_model_len=%d makes messages to the worker of up to "
+                    "%zu MB, more than 2047 MB: lower one of them",
+                    z->max_num_seqs, z->max_model_len, n_bytes >> 20);
+}
+
 pgd_err worker_life_create(worker_life **out, const worker_life_opts *opts, pgd_why *why)
 {
     worker_life *w = mem_calloc(1, sizeof *w);
@@ -94,7 +123,9 @@ pgd_err worker_life_create(worker_life **out, const worker_life_opts *opts, pgd_
         return pgd_fail(why, PGD_ENOMEM, "out of memory");
     w->opts = *opts;
     w->facts.max_model_len = opts->sizes.max_model_len;
-    pgd_err err = find_worker(w->path, opts->cfg, why);
+    pgd_err err = check_frames(&opts->sizes, why);
+    if (err == PGD_OK)
+        err = find_worker(w->path, opts->cfg, why);
     if (err == PGD_OK)
         err = runtime_dir_prepare(w->dir, opts->cfg->runtime_dir, why);
     if (err == PGD_OK && (err = supervisor_create(&w->sup)) != PGD_OK)
@@ -174,21 +205,6 @@ static void bury(worker_life *w)
 }
 
 /* --- start ------------------------------------------------------------------------------------ */
-
-/* Limits that no frame of this configuration exceeds, before model and pool are known. */
-static wire_limits frame_limits(const core_sizes *z)
-{
-    wire_limits l = {.max_num_seqs = z->max_num_seqs,
-                     .max_num_batched_tokens = z->max_num_batched_tokens,
-                     .max_model_len = z->max_model_len,
-                     .vocab_size = 1,     /* not in any size */
-                     .n_blocks = 1 << 24, /* more than any pool that this must serve */
-                     .block_size = z->block_size,
-                     .n_groups = PGD_MAX_KV_GROUPS,
-                     .max_logprobs = z->max_logprobs};
-    PGD_ASSERT(wire_limits_derive(&l, NULL) == PGD_OK);
-    return l;
-}
 
 static pgd_err spawn(worker_life *w, pgd_why *why)
 {

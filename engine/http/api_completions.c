@@ -389,6 +389,24 @@ typedef struct tokenize_job {
     int32_t prompt_idx;
 } tokenize_job;
 
+/* Twice the context is room enough to tell the user the real count in most cases. */
+static int32_t max_ids_told(const core_stats *stats)
+{
+    return (int32_t)PGD_MIN(PGD_MAX(2 * (int64_t)stats->max_model_len, 1024), INT32_MAX);
+}
+
+static void respond_far_too_long(completion *c)
+{
+    char message[320];
+    core_stats stats;
+    engine_get_stats(c->api->engine, &stats);
+    snprintf(message, sizeof(message),
+             "This model's maximum context length is %d tokens. You requested more than %d tokens "
+             "in the prompt; shorten the prompt.",
+             stats.max_model_len, max_ids_told(&stats));
+    respond_error(c, 400, "prompt", "context_length_exceeded", message);
+}
+
 static void on_tokenized(void *arg, pgd_err err, token_id *ids, int32_t n_ids)
 {
     tokenize_job *job = arg;
@@ -400,9 +418,7 @@ static void on_tokenized(void *arg, pgd_err err, token_id *ids, int32_t n_ids)
     prompt->ids = ids;
     prompt->n_ids = n_ids;
     if (err == PGD_ERANGE)
-        respond_error(
-            c, 400, "prompt", "context_length_exceeded",
-            "the prompt has far more tokens than this model's maximum context length; shorten it");
+        respond_far_too_long(c);
     else if (err == PGD_ENOMEM || err == PGD_EAGAIN)
         respond_error(c, 503, NULL, NULL, "out of memory for this request");
     else if (err != PGD_OK)
@@ -425,10 +441,9 @@ static bool start_tokenizing(completion *c)
         if (job == NULL)
             return false;
         *job = (tokenize_job){c, i};
-        /* Twice the context is room enough to tell the user the real count in most cases. */
         if (engine_tokenize(e, prompt->text, prompt->n_text_bytes,
-                            TOKENIZER_ADD_SPECIAL | TOKENIZER_PARSE_SPECIAL,
-                            PGD_MAX(2 * stats.max_model_len, 1024), on_tokenized, job) != PGD_OK) {
+                            TOKENIZER_ADD_SPECIAL | TOKENIZER_PARSE_SPECIAL, max_ids_told(&stats),
+                            on_tokenized, job) != PGD_OK) {
             mem_free(job);
             return false;
         }

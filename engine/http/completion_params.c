@@ -334,7 +334,8 @@ static bool field_logit_bias(parse_ctx *c, const char *name, const cJSON *item)
         char *end;
         long long id = strtoll(e->string, &end, 10);
         double value;
-        if (end == e->string || *end != '\0')
+        bool is_number = strspn(e->string, "-0123456789") == strlen(e->string);
+        if (!is_number || end == e->string || *end != '\0')
             FAIL(c, name, "logit_bias: expected a token id as key, got \"%.60s\"", e->string);
         if (id < 0 || id >= c->vocab_size)
             FAIL(c, name, "logit_bias: token id %lld is outside the vocabulary (0 to %d)", id,
