@@ -48,6 +48,8 @@ struct engine {
     engine_latency latency;
     void (*on_state)(void *arg, core_state state);
     void *on_state_arg;
+    engine_cache_reset_fn on_cache_reset; /* NULL: none is under way */
+    void *on_cache_reset_arg;
 };
 
 /* --- events ----------------------------------------------------------------------------------- */
@@ -81,12 +83,24 @@ static void mark_dirty(engine *e, generation *g)
     }
 }
 
+static void tell_cache_reset(engine *e, bool was_reset)
+{
+    engine_cache_reset_fn fn = e->on_cache_reset;
+    e->on_cache_reset = NULL;
+    if (fn != NULL)
+        fn(e->on_cache_reset_arg, was_reset);
+}
+
 static void apply_event(engine *e, const core_event *event)
 {
     uintptr_t value;
     if (event->kind == CORE_EVENT_STATE) {
         if (e->on_state != NULL)
             e->on_state(e->on_state_arg, event->state);
+        return;
+    }
+    if (event->kind == CORE_EVENT_CACHE_RESET) {
+        tell_cache_reset(e, event->was_reset);
         return;
     }
     if (!hash_map_get(e->generations, event->request_id, &value))
@@ -307,6 +321,7 @@ void engine_stop(engine *e)
     core_event event;
     while (core_loop_poll(e->core, &event))
         apply_event(e, &event);
+    tell_cache_reset(e, false);
     flush_dirty(e);
     if (e->wake_open && !uv_is_closing((uv_handle_t *)&e->wake))
         uv_close((uv_handle_t *)&e->wake, on_wake_closed);
@@ -364,6 +379,11 @@ const engine_latency *engine_get_latency(const engine *e)
     return &e->latency;
 }
 
+uv_loop_t *engine_get_loop(const engine *e)
+{
+    return e->loop;
+}
+
 int32_t engine_n_generations(const engine *e)
 {
     return (int32_t)hash_map_n_entries(e->generations);
@@ -390,9 +410,13 @@ uint64_t engine_draw_seed(engine *e)
     return seed;
 }
 
-void engine_reset_prefix_cache(engine *e)
+bool engine_reset_prefix_cache(engine *e, engine_cache_reset_fn fn, void *arg)
 {
-    core_loop_reset_prefix_cache(e->core);
+    if (!core_loop_reset_prefix_cache(e->core))
+        return false;
+    e->on_cache_reset = fn;
+    e->on_cache_reset_arg = arg;
+    return true;
 }
 
 /* --- work ------------------------------------------------------------------------------------- */

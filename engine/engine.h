@@ -47,12 +47,16 @@ const char *engine_model_name(const engine *e);
 void engine_get_stats(const engine *e, core_stats *out);
 const engine_latency *engine_get_latency(const engine *e);
 int32_t engine_n_generations(const engine *e);
+uv_loop_t *engine_get_loop(const engine *e);
 /* Sampling defaults: the model's generation_config unless generation_config = none; greedy is not
  * implied. */
 void engine_default_params(const engine *e, sampling_params *out);
 /* A fresh random seed for a request that brings none. */
 uint64_t engine_draw_seed(engine *e);
-void engine_reset_prefix_cache(engine *e);
+/* fn is called once: whether the cache was reset (not while requests hold blocks), or with false when
+ * the engine stops first. False and no call when another reset is under way. */
+typedef void (*engine_cache_reset_fn)(void *arg, bool was_reset);
+PGD_MUST_USE bool engine_reset_prefix_cache(engine *e, engine_cache_reset_fn fn, void *arg);
 
 /* Takes up a generation; on_chunk is never called from inside. CORE_REFUSAL_NONE: *out is a borrow
  * until its last on_chunk or engine_cancel. PGD_ENOMEM-like trouble is CORE_REFUSAL_WORKER. */

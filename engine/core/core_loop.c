@@ -4,9 +4,10 @@
  *   → state, stats, events → poll
  *
  * Hand-off to io: a ring of commands in, a ring of events out. Every request that was accepted
- * keeps one place of the event ring for its FINISHED event (STATE_RESERVE covers the state events),
- * so the core thread can always end a request and never waits for io. Only tokens wait: results
- * are held back until there is room (can_take_result).
+ * keeps one place of the event ring for its FINISHED event (STATE_RESERVE covers the state events,
+ * and the answer of a cache reset, of which one is under way at a time), so the core thread can
+ * always end a request and never waits for io. Only tokens wait: results are held back until there
+ * is room (can_take_result).
  *
  * Requests wait in `pending` until the KV pool is known and the scheduler exists; from then on the
  * scheduler holds them, over restarts too. `live` knows them all, for drain and for giving up.
@@ -37,6 +38,7 @@
 
 #define DEPTH           2
 #define STATE_RESERVE   4
+#define RESET_RESERVE   1
 #define BLOCKED_MS      2 /* how often a full event ring is looked at again */
 #define COMMAND_WAIT_US 50
 
@@ -77,6 +79,7 @@ struct core_loop {
     int32_t n_open; /* accepted, FINISHED not yet polled */
     bool is_started;
     bool is_draining_io;
+    bool is_resetting; /* CACHE_RESET not yet polled */
 
     atomic_bool is_failed;  /* written by core */
     atomic_bool is_stopped; /* written by core, last of all */
@@ -199,7 +202,7 @@ static void tell_state(core_loop *c)
     static const char *const names[] = {"starting", "loading", "ready",  "recovering",
                                         "draining", "failed",  "stopped"};
     if (c->state == c->wanted_state ||
-        n_free_events(c) <= (size_t)c->sizes.max_held + STATE_RESERVE / 2)
+        n_free_events(c) <= (size_t)c->sizes.max_held + RESET_RESERVE + STATE_RESERVE / 2)
         return;
     c->state = c->wanted_state;
     publish(c); /* whoever hears of the state finds it, and its reason, in the stats */
@@ -345,7 +348,7 @@ static pgd_err on_ready(void *arg, const worker_facts *facts, pgd_why *why)
 static bool can_take_result(void *arg)
 {
     core_loop *c = arg;
-    return n_free_events(c) >= (size_t)c->sizes.max_held + STATE_RESERVE +
+    return n_free_events(c) >= (size_t)c->sizes.max_held + STATE_RESERVE + RESET_RESERVE +
                                    (size_t)c->sizes.max_num_seqs * (PGD_MAX_DRAFT_TOKENS + 1);
 }
 
@@ -451,6 +454,13 @@ static void dispatch(core_loop *c)
 
 /* --- turn ------------------------------------------------------------------------------------- */
 
+static void reset_cache(core_loop *c)
+{
+    core_event e = {.kind = CORE_EVENT_CACHE_RESET,
+                    .was_reset = c->sched == NULL || scheduler_reset_prefix_cache(c->sched)};
+    push_event(c, &e);
+}
+
 static void take_commands(core_loop *c)
 {
     command cmd;
@@ -463,8 +473,7 @@ static void take_commands(core_loop *c)
             finish_live(c, cmd.request_id, cmd.status, CORE_REFUSAL_NONE);
             break;
         case COMMAND_RESET_CACHE:
-            if (c->sched != NULL && !scheduler_reset_prefix_cache(c->sched))
-                log_warn("core", "the prefix cache was not reset: blocks are in use");
+            reset_cache(c);
             break;
         case COMMAND_DRAIN: {
             uint64_t end_us = clock_now_us() + (uint64_t)cmd.drain_s * 1000000;
@@ -550,7 +559,8 @@ static pgd_err make_arrays(core_loop *c)
 {
     size_t n_held = (size_t)c->sizes.max_held;
     size_t n_seqs = (size_t)c->sizes.max_num_seqs;
-    size_t n_events = n_held + STATE_RESERVE + n_seqs * (PGD_MAX_DRAFT_TOKENS + 1) * 2;
+    size_t n_events =
+        n_held + STATE_RESERVE + RESET_RESERVE + n_seqs * (PGD_MAX_DRAFT_TOKENS + 1) * 2;
     PGD_TRY(ring_create(&c->commands, sizeof(command), 2 * n_held + 64));
     PGD_TRY(ring_create(&c->events, sizeof(core_event), n_events));
     PGD_TRY(stats_cell_create(&c->stats, sizeof(core_stats)));
@@ -721,6 +731,8 @@ bool core_loop_poll(core_loop *c, core_event *out)
         return false;
     if (out->kind == CORE_EVENT_FINISHED)
         c->n_open--;
+    if (out->kind == CORE_EVENT_CACHE_RESET)
+        c->is_resetting = false;
     return true;
 }
 
@@ -729,9 +741,12 @@ void core_loop_get_stats(const core_loop *c, core_stats *out)
     stats_read(c->stats, out);
 }
 
-void core_loop_reset_prefix_cache(core_loop *c)
+bool core_loop_reset_prefix_cache(core_loop *c)
 {
     command cmd = {.kind = COMMAND_RESET_CACHE};
-    if (c->is_started)
-        push_command(c, &cmd);
+    if (!c->is_started || c->is_resetting)
+        return false;
+    c->is_resetting = true;
+    push_command(c, &cmd);
+    return true;
 }

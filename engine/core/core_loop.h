@@ -33,7 +33,8 @@ typedef enum core_state {
 typedef enum core_event_kind {
     CORE_EVENT_TOKEN,
     CORE_EVENT_FINISHED,
-    CORE_EVENT_STATE
+    CORE_EVENT_STATE,
+    CORE_EVENT_CACHE_RESET
 } core_event_kind;
 
 typedef enum core_refusal {
@@ -59,6 +60,7 @@ typedef struct core_event {
         num_cached_tokens; /* TOKEN and FINISHED: prefix hit of the first admission, 0 if none */
     uint64_t time_us;      /* clock_now_us when the core thread made the event */
     core_state state;      /* STATE */
+    bool was_reset;        /* CACHE_RESET */
 } core_event;
 
 typedef struct core_stats {
@@ -115,7 +117,8 @@ void core_loop_end_at_stop(core_loop *c, uint64_t request_id);
 bool core_loop_poll(core_loop *c, core_event *out);
 /* A consistent snapshot. Thread: any */
 void core_loop_get_stats(const core_loop *c, core_stats *out);
-/* Asks for a prefix-cache reset; answered in order with other commands. Thread: io */
-void core_loop_reset_prefix_cache(core_loop *c);
+/* Asks for a prefix-cache reset; a CACHE_RESET event says whether it was done: not while blocks are
+ * held. False when one is under way already, or the core thread does not run. Thread: io */
+PGD_MUST_USE bool core_loop_reset_prefix_cache(core_loop *c);
 
 #endif

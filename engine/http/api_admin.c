@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/clock.h"
+#include "common/mem.h"
 #include "engine/http/http_api.h"
 #include "engine/http/http_errors.h"
 
@@ -64,28 +65,134 @@ void api_health_handle(http_api *api, http_conn *conn, const http_request *req)
     strbuf_deinit(&b);
 }
 
-void api_models_handle(http_api *api, http_conn *conn, const http_request *req)
+static void append_card(strbuf *b, const http_api *api)
 {
     core_stats s;
-    strbuf b;
-    (void)req;
     const char *name = engine_model_name(api->engine);
     const model_config *m = engine_get_model(api->engine);
     engine_get_stats(api->engine, &s);
-    strbuf_init(&b);
-    strbuf_append_str(&b, "{\"object\":\"list\",\"data\":[{\"id\":");
-    strbuf_append_json(&b, name, strlen(name));
-    strbuf_appendf(&b,
+    strbuf_append_str(b, "{\"id\":");
+    strbuf_append_json(b, name, strlen(name));
+    strbuf_appendf(b,
                    ",\"object\":\"model\",\"created\":%" PRId64 ",\"owned_by\":\"paged\",\"root\":",
                    api->started_s);
-    strbuf_append_json(&b, name, strlen(name));
-    strbuf_appendf(&b,
+    strbuf_append_json(b, name, strlen(name));
+    strbuf_appendf(b,
                    ",\"parent\":null,\"max_model_len\":%d,\"meta\":{\"n_ctx_train\":%d,\"n_vocab\":"
-                   "%d,\"n_embd\":%d}}]}",
+                   "%d,\"n_embd\":%d}}",
                    s.max_model_len > 0 ? s.max_model_len : m->max_context, m->max_context,
                    m->vocab_size, m->dim);
+}
+
+void api_models_handle(http_api *api, http_conn *conn, const http_request *req)
+{
+    strbuf b;
+    (void)req;
+    strbuf_init(&b);
+    strbuf_append_str(&b, "{\"object\":\"list\",\"data\":[");
+    append_card(&b, api);
+    strbuf_append_str(&b, "]}");
     http_conn_respond(conn, 200, "application/json", NULL, b.data, b.n_bytes);
     strbuf_deinit(&b);
+}
+
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    c = (char)(c | 0x20);
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* Undoes percent-encoding; what is no escape stays. Cut at cap - 1 bytes. */
+static void decode_percent(char *out, size_t cap, const char *in)
+{
+    size_t n = 0;
+    while (*in != '\0' && n + 1 < cap) {
+        int high = in[0] == '%' ? hex_digit(in[1]) : -1;
+        int low = high >= 0 ? hex_digit(in[2]) : -1;
+        out[n++] = low >= 0 ? (char)(high << 4 | low) : *in;
+        in += low >= 0 ? 3 : 1;
+    }
+    out[n] = '\0';
+}
+
+void api_model_handle(http_api *api, http_conn *conn, const http_request *req)
+{
+    static const char prefix[] = "/v1/models/";
+    char id[1024]; /* longer than any served name */
+    const char *name = engine_model_name(api->engine);
+    decode_percent(id, sizeof(id), req->path + sizeof(prefix) - 1);
+    if (strcmp(id, name) != 0) {
+        http_error_respond_no_model(conn, id, name);
+        return;
+    }
+    strbuf b;
+    strbuf_init(&b);
+    append_card(&b, api);
+    http_conn_respond(conn, 200, "application/json", NULL, b.data, b.n_bytes);
+    strbuf_deinit(&b);
+}
+
+/* --- prefix cache ----------------------------------------------------------------------------- */
+
+/* A reset that is under way; the client may leave before it is done. */
+typedef struct reset_wait {
+    const http_api *api;
+    http_conn *conn;
+} reset_wait;
+
+static void respond_reset(http_conn *conn, const char *reason)
+{
+    strbuf b;
+    strbuf_init(&b);
+    strbuf_appendf(&b, "{\"reset\":%s", reason == NULL ? "true" : "false");
+    if (reason != NULL) {
+        strbuf_append_str(&b, ",\"reason\":");
+        strbuf_append_json(&b, reason, strlen(reason));
+    }
+    strbuf_append_char(&b, '}');
+    http_conn_respond(conn, 200, "application/json", NULL, b.data, b.n_bytes);
+    strbuf_deinit(&b);
+}
+
+static void on_reset_disconnect(void *arg)
+{
+    reset_wait *wait = arg;
+    wait->conn = NULL;
+}
+
+static void on_reset(void *arg, bool was_reset)
+{
+    reset_wait *wait = arg;
+    if (wait->conn != NULL)
+        respond_reset(wait->conn, was_reset ? NULL
+                                  : wait->api->draining
+                                      ? "the server is shutting down"
+                                      : "running requests hold blocks; try again when none runs");
+    mem_free(wait);
+}
+
+void api_reset_prefix_cache_handle(http_api *api, http_conn *conn, const http_request *req)
+{
+    (void)req;
+    if (!engine_get_config(api->engine)->enable_prefix_caching) {
+        respond_reset(conn, "prefix caching is off (enable_prefix_caching)");
+        return;
+    }
+    reset_wait *wait = mem_alloc(sizeof(*wait));
+    if (wait == NULL) {
+        http_error_respond(conn, 503, NULL, "out of memory for this request");
+        return;
+    }
+    *wait = (reset_wait){api, conn};
+    if (engine_reset_prefix_cache(api->engine, on_reset, wait)) {
+        http_conn_on_disconnect(conn, on_reset_disconnect, wait);
+        return;
+    }
+    mem_free(wait);
+    respond_reset(conn,
+                  api->draining ? "the server is shutting down" : "another reset is under way");
 }
 
 void api_version_handle(http_api *api, http_conn *conn, const http_request *req)

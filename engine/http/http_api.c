@@ -1,5 +1,7 @@
-/* One row per route. A known path with another method is 405 with Allow; HEAD goes where GET does
- * (the connection drops the body); OPTIONS is answered from the table. */
+/* One row per route. A path that ends in {name} takes everything behind the last fixed slash, further
+ * slashes included, and its handler undoes percent-encoding. A known path with another method is 405
+ * with Allow; HEAD goes where GET does (the connection drops the body); OPTIONS is answered from the
+ * table. */
 #include "engine/http/http_api.h"
 
 #include <stdio.h>
@@ -18,10 +20,33 @@ typedef struct route {
 static const route routes[] = {
     {"/v1/completions", "POST", api_completions_handle},
     {"/v1/models", "GET", api_models_handle},
+    {"/v1/models/{model}", "GET", api_model_handle},
+    {"/tokenize", "POST", api_tokenize_handle},
+    {"/detokenize", "POST", api_detokenize_handle},
+    {"/reset_prefix_cache", "POST", api_reset_prefix_cache_handle},
     {"/health", "GET", api_health_handle},
     {"/metrics", "GET", api_metrics_handle},
     {"/version", "GET", api_version_handle},
 };
+
+static bool matches(const route *r, const char *path)
+{
+    const char *name = strchr(r->path, '{');
+    if (name == NULL)
+        return strcmp(r->path, path) == 0;
+    size_t n_fixed = (size_t)(name - r->path);
+    return strncmp(r->path, path, n_fixed) == 0 && path[n_fixed] != '\0';
+}
+
+static void respond_no_path(http_conn *conn, const char *path)
+{
+    char list[512] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < PGD_ARRAY_LEN(routes); i++)
+        used += (size_t)snprintf(list + used, sizeof(list) - used, " %s", routes[i].path);
+    PGD_ASSERT(used < sizeof(list));
+    http_error_respond(conn, 404, NULL, "no such path: %.200s; this server has%s", path, list);
+}
 
 void http_api_handle(void *arg, http_conn *conn, const http_request *req)
 {
@@ -33,7 +58,7 @@ void http_api_handle(void *arg, http_conn *conn, const http_request *req)
     }
     for (size_t i = 0; i < PGD_ARRAY_LEN(routes); i++) {
         const route *r = &routes[i];
-        if (strcmp(r->path, req->path) != 0)
+        if (!matches(r, req->path))
             continue;
         bool is_get = strcmp(r->method, "GET") == 0;
         if (strcmp(r->method, req->method) == 0 || (is_get && req->is_head)) {
@@ -57,8 +82,5 @@ void http_api_handle(void *arg, http_conn *conn, const http_request *req)
         strbuf_deinit(&b);
         return;
     }
-    http_error_respond(conn, 404, NULL,
-                       "no such path: %.200s; this server has /v1/completions, /v1/models, "
-                       "/health, /metrics and /version",
-                       req->path);
+    respond_no_path(conn, req->path);
 }

@@ -17,6 +17,8 @@ typedef struct http_api {
     uint64_t n_responses[6]; /* by hundreds of the status of completions: [2] = 2xx ... */
     uint64_t n_refused_queue;
     int32_t n_connections;
+    int32_t n_text_jobs; /* texts and ids being translated on the pool */
+    size_t n_text_bytes; /* of those */
 } http_api;
 
 /* An http_handler_fn with arg = http_api *. */
@@ -27,7 +29,12 @@ void api_completions_handle(http_api *api, http_conn *conn, const http_request *
 /* api_admin.c */
 void api_health_handle(http_api *api, http_conn *conn, const http_request *req);
 void api_models_handle(http_api *api, http_conn *conn, const http_request *req);
+void api_model_handle(http_api *api, http_conn *conn, const http_request *req);
 void api_version_handle(http_api *api, http_conn *conn, const http_request *req);
 void api_metrics_handle(http_api *api, http_conn *conn, const http_request *req);
+void api_reset_prefix_cache_handle(http_api *api, http_conn *conn, const http_request *req);
+/* api_tokenize.c */
+void api_tokenize_handle(http_api *api, http_conn *conn, const http_request *req);
+void api_detokenize_handle(http_api *api, http_conn *conn, const http_request *req);
 
 #endif

@@ -19,5 +19,7 @@ void http_error_respond(http_conn *c, int status, const char *param, const char 
 /* The same with a code such as "model_not_found" or "context_length_exceeded". */
 void http_error_respond_code(http_conn *c, int status, const char *param, const char *code,
                              const char *message);
+/* 404 with code model_not_found. */
+void http_error_respond_no_model(http_conn *c, const char *asked, const char *served);
 
 #endif
