@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include <poll.h>
 #include <strings.h>
 #include <unistd.h>
 
@@ -96,8 +97,32 @@ void log_write(log_level level, const char *component, const char *fmt, ...)
         used = (int)sizeof(line) - 2;
     clean(line, used);
     line[used++] = '\n';
-    ssize_t written = write(STDERR_FILENO, line, (size_t)used);
-    (void)written; /* nowhere to tell that stderr is gone */
+    log_write_line(line, (size_t)used);
+}
+
+void log_write_line(const char *line, size_t n_bytes)
+{
+    /* Whoever reads our stderr may stand still: that costs lines, not the service. */
+    struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT};
+    if (poll(&p, 1, 0) == 0)
+        return;
+    ssize_t written = write(STDERR_FILENO, line, n_bytes);
+    (void)written; /* nowhere to tell that stderr is gone, or its disk full */
+}
+
+bool log_line_is_chatter(const char *line)
+{
+    char level[8];
+    int priority;
+    if (line[0] == '<')
+        return sscanf(line, "<%d>%7s", &priority, level) == 2 &&
+               priority > level_priorities[LOG_WARN];
+    if (sscanf(line, "%*2d:%*2d:%*2d.%*3d %7s", level) != 1)
+        return false;
+    for (size_t i = LOG_INFO; i < PGD_ARRAY_LEN(level_names); i++)
+        if (strcmp(level, level_names[i]) == 0)
+            return true;
+    return false;
 }
 
 bool log_limit_pass(log_limit *limit, uint64_t period_us, uint64_t *n_suppressed)

@@ -21,6 +21,12 @@ bool log_level_parse(log_level *out, const char *name);
 
 void log_write(log_level level, const char *component, const char *fmt, ...) PGD_PRINTF(3, 4);
 
+/* A finished line, newline included, to where log_write writes; dropped where a write would block.
+ */
+void log_write_line(const char *line, size_t n_bytes);
+/* Is this a line of log_write (of this or another process) of level info or below? */
+bool log_line_is_chatter(const char *line);
+
 #define log_error(component, ...) log_write(LOG_ERROR, component, __VA_ARGS__)
 #define log_warn(component, ...)  log_write(LOG_WARN, component, __VA_ARGS__)
 #define log_info(component, ...)  log_write(LOG_INFO, component, __VA_ARGS__)

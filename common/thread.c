@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include <sched.h>
 #include <unistd.h>
@@ -56,6 +57,22 @@ pgd_err thread_start(pthread_t *out, const char *name, thread_fn fn, void *arg)
 void thread_join(pthread_t thread)
 {
     PGD_ASSERT(pthread_join(thread, NULL) == 0);
+}
+
+bool thread_run_bounded(const char *name, thread_fn fn, void *arg, int limit_s)
+{
+    pthread_t thread;
+    struct timespec end;
+    if (thread_start(&thread, name, fn, arg) != PGD_OK) {
+        fn(arg);
+        return true;
+    }
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    end.tv_sec += limit_s;
+    if (pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &end) == 0)
+        return true;
+    pthread_detach(thread);
+    return false;
 }
 
 void thread_set_role(thread_role role)

@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/log.h"
 #include "common/mem.h"
 
 #define N_LAST_LINES 4
@@ -39,6 +40,8 @@ struct supervisor {
     char last[N_LAST_LINES][LINE_BYTES];
     uint64_t last_us[N_LAST_LINES];
     uint64_t n_lines;
+    int signum;
+    size_t words_at; /* of the epitaph */
     char epitaph[SUPERVISOR_TEXT_BYTES];
 };
 
@@ -132,6 +135,11 @@ pgd_err supervisor_start(supervisor *s, const char *path, const char *const argv
     int in[2] = {-1, -1};
     int err[2] = {-1, -1};
     PGD_ASSERTF(s->pid == 0, "supervisor: child %ld has not been reaped", (long)s->pid);
+    s->line_bytes = 0;
+    s->n_lines = 0;
+    s->signum = 0;
+    s->words_at = 0;
+    s->epitaph[0] = 0;
     if (pipe2(in, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0)
         return fail_start(s, why, path, errno, in, err);
     (void)fcntl(err[0], F_SETFL, O_NONBLOCK);
@@ -149,9 +157,6 @@ pgd_err supervisor_start(supervisor *s, const char *path, const char *const argv
     s->stderr_fd = err[0];
     /* Without pidfds (before Linux 5.3) the end of stderr and the caller's regular polls tell. */
     s->pid_fd = (int)syscall(SYS_pidfd_open, s->pid, 0);
-    s->line_bytes = 0;
-    s->n_lines = 0;
-    s->epitaph[0] = 0;
     return PGD_OK;
 }
 
@@ -159,13 +164,13 @@ pgd_err supervisor_start(supervisor *s, const char *path, const char *const argv
 
 static void end_line(supervisor *s)
 {
-    s->last_us[s->n_lines % N_LAST_LINES] = clock_now_us();
-    char *kept = s->last[s->n_lines++ % N_LAST_LINES];
-    memcpy(kept, s->line, s->line_bytes);
-    kept[s->line_bytes] = 0;
+    s->line[s->line_bytes] = 0;
+    if (!log_line_is_chatter(s->line)) {
+        s->last_us[s->n_lines % N_LAST_LINES] = clock_now_us();
+        memcpy(s->last[s->n_lines++ % N_LAST_LINES], s->line, s->line_bytes + 1);
+    }
     s->line[s->line_bytes++] = '\n';
-    ssize_t n = write(STDERR_FILENO, s->line, s->line_bytes);
-    (void)n; /* nowhere to tell that stderr is gone */
+    log_write_line(s->line, s->line_bytes);
     s->line_bytes = 0;
 }
 
@@ -198,11 +203,12 @@ static void write_epitaph(supervisor *s, int status)
 {
     size_t cap = sizeof s->epitaph;
     int n;
-    if (WIFSIGNALED(status))
-        n = snprintf(s->epitaph, cap, "killed by signal %d (%s)", WTERMSIG(status),
-                     strsignal(WTERMSIG(status)));
+    s->signum = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    if (s->signum != 0)
+        n = snprintf(s->epitaph, cap, "killed by signal %d (%s)", s->signum, strsignal(s->signum));
     else
         n = snprintf(s->epitaph, cap, "exited with status %d", WEXITSTATUS(status));
+    s->words_at = (size_t)n;
     const char *lead = "; it said: ";
     uint64_t first = s->n_lines - PGD_MIN(s->n_lines, N_LAST_LINES);
     for (uint64_t i = first; i < s->n_lines && n > 0 && (size_t)n < cap; i++) {
@@ -264,4 +270,14 @@ pid_t supervisor_get_pid(const supervisor *s)
 const char *supervisor_get_epitaph(const supervisor *s)
 {
     return s->epitaph;
+}
+
+const char *supervisor_get_last_words(const supervisor *s)
+{
+    return s->epitaph + s->words_at;
+}
+
+int supervisor_get_signal(const supervisor *s)
+{
+    return s->signum;
 }

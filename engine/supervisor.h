@@ -38,8 +38,13 @@ bool supervisor_poll(supervisor *s);
 void supervisor_kill(supervisor *s);
 /* 0 when there is none. */
 pid_t supervisor_get_pid(const supervisor *s);
-/* How the last child ended and its last lines: "killed by signal 9 (Killed); it said: ...". Borrow
+/* How the last child ended and its last lines: "killed by signal 9 (Killed); it said: ...". Lines
+ * of our own log below warn are left out, and so are those that came long before the end. Borrow
  * until the next start. */
 const char *supervisor_get_epitaph(const supervisor *s);
+/* The second half of it, "; it said: ...", or "". */
+const char *supervisor_get_last_words(const supervisor *s);
+/* The signal that ended the last child; 0 = none, it exited. */
+int supervisor_get_signal(const supervisor *s);
 
 #endif

@@ -3,8 +3,6 @@
  */
 #include "worker/engine_link.h"
 
-#include <time.h>
-
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -77,27 +75,17 @@ static void close_socket(void *arg)
     mem_free(arg);
 }
 
-/* nng_close of NNG 1.5.2 now and then never returns when frames arrive at the same time (its reaper waits for an operation that
- * is never completed). It gets a thread of its own and a limit; past it the socket is left behind. */
+/* nng_close of NNG 1.5.2 now and then never returns when frames arrive at the same time: its reaper
+ * waits for an operation that is never completed. Past the limit the socket is left behind. */
 static void close_bounded(nng_socket sock)
 {
     nng_socket *arg = mem_alloc(sizeof *arg);
-    pthread_t thread;
-    struct timespec end;
     (void)nng_pipe_notify(sock, NNG_PIPE_EV_REM_POST, NULL, NULL); /* its argument goes away now */
     if (arg == NULL)
         return;
     *arg = sock;
-    if (thread_start(&thread, "link-close", close_socket, arg) != PGD_OK) {
-        close_socket(arg);
-        return;
-    }
-    clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_sec += CLOSE_WAIT_S;
-    if (pthread_timedjoin_np(thread, NULL, &end) != 0) {
+    if (!thread_run_bounded("link-close", close_socket, arg, CLOSE_WAIT_S))
         log_warn("link", "NNG did not close a socket within %d s; it is left behind", CLOSE_WAIT_S);
-        pthread_detach(thread);
-    }
 }
 
 void engine_link_close(engine_link *l)

@@ -21,7 +21,7 @@
 typedef struct worker_state {
     const worker_loop_opts *opts;
     uint64_t progress_sent_us;
-    bool is_logged; /* the failure that ends the loop */
+    bool is_told; /* the failure that ends the loop: the engine logs it */
     load_msg load;
     load_done_msg done;
     kv_config_msg kv;
@@ -38,10 +38,7 @@ static pgd_err tell_error(worker_state *s, pgd_err err, uint8_t is_fatal, const 
 {
     error_msg m = {.err = (int32_t)err, .is_fatal = is_fatal};
     snprintf(m.text, sizeof m.text, "%s", pgd_why_text(why, err));
-    log_error("worker", "%s", m.text); /* before the engine knows, which kills */
-    s->is_logged = true;
-    if (send_msg(s, WIRE_ERROR, &control_error_record, &m) != PGD_OK)
-        log_warn("worker", "the engine could not be told");
+    s->is_told = send_msg(s, WIRE_ERROR, &control_error_record, &m) == PGD_OK;
     return err;
 }
 
@@ -215,7 +212,7 @@ pgd_err worker_loop_run(const worker_loop_opts *opts, pgd_why *why)
 {
     worker_state s = {.opts = opts};
     pgd_err err = run(&s, why);
-    if (err != PGD_OK && !s.is_logged)
+    if (err != PGD_OK && !s.is_told)
         log_error("worker", "%s", pgd_why_text(why, err));
     mem_free(s.scratch.data);
     return err;

@@ -180,7 +180,8 @@ static void publish(core_loop *c)
     s.last_progress_us = clock_now_us();
     s.load_done_bytes = f->load_done_bytes;
     s.load_total_bytes = f->load_total_bytes;
-    s.n_worker_restarts = f->n_restarts;
+    s.n_worker_restarts = restart_policy_n_restarts(&f->restarts);
+    memcpy(s.n_restarts_by_reason, f->restarts.n_restarts, sizeof s.n_restarts_by_reason);
     s.worker_pid = (uint64_t)worker_life_get_pid(c->life);
     s.n_kv_blocks = f->n_blocks > 0 ? f->n_blocks - 1 : 0;
     s.max_model_len = f->max_model_len;
@@ -389,22 +390,24 @@ static int32_t gather_suspects(core_loop *c)
     return n;
 }
 
-static void on_lost(void *arg, const char *why)
+static poison_verdict on_lost(void *arg, const char *why)
 {
     core_loop *c = arg;
     uint64_t culprit;
     c->was_lost = true;
     snprintf(c->why, sizeof c->why, "%s", why);
     if (c->sched == NULL)
-        return;
+        return POISON_UNKNOWN;
     int32_t n_suspects = gather_suspects(c);
     c->n_notes = 0;
     scheduler_reset_worker(c->sched);
-    if (poison_note_death(c->poison, c->suspects, n_suspects, &culprit)) {
+    poison_verdict verdict = poison_note_death(c->poison, c->suspects, n_suspects, &culprit);
+    if (verdict == POISON_FOUND) {
         log_error("core", "request %llu ended %d workers without getting further: it is failed",
                   (unsigned long long)culprit, find_request(c, culprit)->n_strikes);
         finish_live(c, culprit, REQUEST_FINISHED_ERROR, CORE_REFUSAL_POISON);
     }
+    return verdict;
 }
 
 static void on_failed(void *arg, const char *why)

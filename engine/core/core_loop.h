@@ -4,9 +4,8 @@
  * The io thread talks to it through two bounded rings (commands in, events out) and a wake
  * callback; there is no other sharing. Two steps are in flight while there is work. When the worker
  * dies or hangs: the replica stops stepping, its requests go back to waiting, the worker is
- * restarted (at once, then after 0.5, 1, 2 and 4 s), requests resume. After five restarts without an
- * acknowledged step every request fails and the state is CORE_FAILED (the process then exits with
- * status 70).
+ * restarted after the restart_policy, requests resume. When that gives up every request fails and
+ * the state is CORE_FAILED (the process then exits with status 70).
  * Thread:  each function says; "io" = the one thread that created it
  */
 #ifndef ENGINE_CORE_CORE_LOOP_H
@@ -15,6 +14,7 @@
 #include "common/model/model_config.h"
 #include "config/config.h"
 #include "engine/core/request.h"
+#include "engine/core/restart_policy.h"
 #include "engine/core/scheduler.h"
 #include "proto/step_result.h"
 
@@ -72,6 +72,7 @@ typedef struct core_stats {
     uint64_t load_done_bytes;  /* progress of loading */
     uint64_t load_total_bytes;
     uint64_t n_worker_restarts;
+    uint64_t n_restarts_by_reason[RESTART_N_REASONS];
     uint64_t worker_pid;
     int32_t n_kv_blocks;   /* null block not counted; 0 before the first start */
     int32_t max_model_len; /* effective */

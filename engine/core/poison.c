@@ -139,19 +139,20 @@ static bool judge_single(poison *p, const poison_suspect *s)
     return false;
 }
 
-bool poison_note_death(poison *p, const poison_suspect *suspects, int32_t n_suspects,
-                       uint64_t *culprit)
+poison_verdict poison_note_death(poison *p, const poison_suspect *suspects, int32_t n_suspects,
+                                 uint64_t *culprit)
 {
-    bool is_found = false;
+    poison_verdict verdict = POISON_SEARCHING;
     if (p->trial.n_ids == 0) {
         start_search(p, suspects, n_suspects);
-        return false;
+        return POISON_UNKNOWN;
     }
     if (n_suspects == 0)
-        return false; /* nothing ran: nothing is learned */
+        return POISON_UNKNOWN; /* nothing ran: nothing is learned */
     if (p->trial.n_ids == 1 && n_suspects == 1) {
         *culprit = suspects[0].id;
-        is_found = judge_single(p, &suspects[0]);
+        if (judge_single(p, &suspects[0]))
+            verdict = POISON_FOUND;
     } else {
         p->bad.n_ids = 0; /* the other half died as well: start over with this one */
         for (int32_t i = 0; i < n_suspects; i++)
@@ -161,7 +162,7 @@ bool poison_note_death(poison *p, const poison_suspect *suspects, int32_t n_susp
     }
     if (p->trial.n_ids == 0)
         pick_next_trial(p);
-    return is_found;
+    return verdict;
 }
 
 void poison_note_progress(poison *p, uint64_t id, int32_t position)

@@ -20,15 +20,23 @@ typedef struct poison_suspect {
     int32_t position; /* tokens whose computation the worker had acknowledged */
 } poison_suspect;
 
+/* What a death tells. */
+typedef enum poison_verdict {
+    POISON_UNKNOWN,   /* nothing */
+    POISON_SEARCHING, /* suspects that run apart died: one of them is it, or will be cleared */
+    POISON_FOUND
+} poison_verdict;
+
 typedef request *(*poison_find_fn)(void *arg, uint64_t id);
 
 PGD_MUST_USE pgd_err poison_create(poison **out, int32_t max_suspects, poison_find_fn find,
                                    void *arg);
 void poison_destroy(poison *p);
 
-/* A worker died. True: *culprit must be failed (the caller does, then calls poison_forget). */
-bool poison_note_death(poison *p, const poison_suspect *suspects, int32_t n_suspects,
-                       uint64_t *culprit);
+/* A worker died. POISON_FOUND: *culprit must be failed (the caller does, then calls
+ * poison_forget). */
+poison_verdict poison_note_death(poison *p, const poison_suspect *suspects, int32_t n_suspects,
+                                 uint64_t *culprit);
 /* The worker acknowledged a step: the request's first position tokens are computed. */
 void poison_note_progress(poison *p, uint64_t id, int32_t position);
 /* The request has finished, for whatever reason. */

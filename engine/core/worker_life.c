@@ -25,13 +25,12 @@
 #include "engine/core/worker_link.h"
 #include "engine/supervisor.h"
 
-#define MAX_RESTARTS      5
 #define MAX_TURN_US       1000000u
 #define TICK_MS           500
 #define HELD_MS           2         /* how often a full event ring is looked at again */
 #define STARTING_US       30000000u /* spawn to hello */
 #define SILENCE_EXTRA_US  2000000u  /* beyond the stall timeout, for the heartbeat's own period */
-#define FIRST_BACKOFF_US  500000u
+#define CLOSED_US         500000u   /* from the end of the messages to the end of the process */
 #define EXIT_WAIT_MS      2000
 #define MAX_FRAMES        64 /* in one turn */
 #define MAX_CONTROL_BYTES (1u << 16)
@@ -51,10 +50,10 @@ struct worker_life {
 
     uint32_t epoch;
     uint8_t token[CONTROL_TOKEN_BYTES];
-    int32_t n_barren; /* restarts since the last acknowledged step */
-    bool is_fatal;    /* do not restart */
-    bool was_ready;   /* in this life or an earlier one */
-    char reason[1024];
+    bool is_fatal;  /* do not restart */
+    bool was_ready; /* in this life or an earlier one */
+    restart_reason reason;
+    char reason_text[1024];
 
     uint64_t last_turn_us; /* monotonic */
     uint64_t awake_us;     /* what the marks below are in */
@@ -63,7 +62,10 @@ struct worker_life {
     uint64_t progress_mark;
     uint64_t ping_mark;
     uint64_t backoff_mark;
+    uint64_t ready_mark;
+    uint64_t closed_mark; /* 0 = its messages are open */
     bool ping_is_out;
+    bool has_more; /* frames that the last turn left in the link */
     uint64_t progress;
     uint64_t sent_marks[WORKER_LIFE_MAX_STEPS]; /* oldest first */
     int32_t n_out;
@@ -151,16 +153,19 @@ void worker_life_destroy(worker_life *w)
 
 /* --- death ------------------------------------------------------------------------------------ */
 
-PGD_PRINTF(2, 3) static void lose(worker_life *w, const char *fmt, ...);
+PGD_PRINTF(3, 4)
+static void lose(worker_life *w, restart_reason reason, const char *fmt, ...);
 
-static void lose(worker_life *w, const char *fmt, ...)
+static void lose(worker_life *w, restart_reason reason, const char *fmt, ...)
 {
     va_list args;
     va_start(args, fmt);
-    vsnprintf(w->reason, sizeof w->reason, fmt, args);
+    vsnprintf(w->reason_text, sizeof w->reason_text, fmt, args);
     va_end(args);
+    w->reason = reason;
     w->n_out = 0;
     w->ping_is_out = false;
+    w->closed_mark = 0;
     w->state = WORKER_LIFE_DYING;
     supervisor_kill(w->sup);
 }
@@ -168,40 +173,48 @@ static void lose(worker_life *w, const char *fmt, ...)
 static void give_up(worker_life *w, const char *why)
 {
     w->state = WORKER_LIFE_FAILED;
-    log_error("core", "%s", why);
     w->opts.on_failed(w->opts.arg, why);
+}
+
+/* What killed it is told when it was not us; its last words when it has not told the engine. */
+static void describe_end(worker_life *w, char *out, size_t cap)
+{
+    if (w->is_fatal)
+        snprintf(out, cap, "%s", w->reason_text);
+    else if (w->reason == RESTART_EXIT || w->reason == RESTART_SIGNAL)
+        snprintf(out, cap, "worker %s: %s", w->reason_text, supervisor_get_epitaph(w->sup));
+    else
+        snprintf(out, cap, "worker %s%s", w->reason_text,
+                 w->reason == RESTART_ERROR ? "" : supervisor_get_last_words(w->sup));
 }
 
 /* The process is gone and reaped. */
 static void bury(worker_life *w)
 {
     char text[2048];
-    const char *epitaph = supervisor_get_epitaph(w->sup);
+    char last[1024];
+    uint64_t wait_us;
+    restart_policy *restarts = &w->facts.restarts;
     worker_link_close(w->link);
     w->link = NULL;
-    if (w->is_fatal)
-        snprintf(text, sizeof text, "%s", w->reason);
-    else
-        snprintf(text, sizeof text, "worker %s%s%s", w->reason, epitaph[0] != 0 ? ": " : "",
-                 epitaph);
-    w->opts.on_lost(w->opts.arg, text);
-    if (!w->is_fatal && w->n_barren < MAX_RESTARTS) {
-        uint64_t wait_us = w->n_barren == 0 ? 0 : FIRST_BACKOFF_US << (w->n_barren - 1);
-        w->n_barren++;
-        w->facts.n_restarts++;
+    if (w->reason == RESTART_EXIT && supervisor_get_signal(w->sup) != 0)
+        w->reason = RESTART_SIGNAL;
+    describe_end(w, text, sizeof text);
+    poison_verdict verdict = w->opts.on_lost(w->opts.arg, text);
+    if (w->is_fatal) {
+        give_up(w, text);
+    } else if (restart_policy_note_death(restarts, &wait_us, w->reason, verdict)) {
         w->backoff_mark = w->awake_us + wait_us;
         w->state = WORKER_LIFE_BACKOFF;
-        log_warn("core", "%s; restart %d in %.1f s", text, w->n_barren, (double)wait_us / 1e6);
-        return;
-    }
-    if (!w->is_fatal) {
-        char last[1024];
+        log_warn("core", "%s; restart %llu in %.1f s", text,
+                 (unsigned long long)restart_policy_n_restarts(restarts), (double)wait_us / 1e6);
+    } else {
         snprintf(last, sizeof last, "%.1000s", text);
         snprintf(text, sizeof text,
                  "gave up after %d restarts without an acknowledged step; the last %s",
-                 MAX_RESTARTS, last);
+                 restarts->n_barren, last);
+        give_up(w, text);
     }
-    give_up(w, text);
 }
 
 /* --- start ------------------------------------------------------------------------------------ */
@@ -244,6 +257,7 @@ static void start(worker_life *w)
     w->epoch++;
     w->state = WORKER_LIFE_STARTING;
     w->start_mark = w->heard_mark = w->progress_mark = w->awake_us;
+    w->closed_mark = 0;
     w->facts.load_done_bytes = 0;
     w->facts.load_total_bytes = 0;
     pgd_err err = spawn(w, &why);
@@ -252,10 +266,11 @@ static void start(worker_life *w)
                   w->epoch, worker_link_get_url(w->link));
         return;
     }
-    w->is_fatal = err == PGD_ENOENT;
+    /* A program that was there before is being replaced, and comes back. */
+    w->is_fatal = err == PGD_ENOENT && !w->was_ready;
     if (w->is_fatal)
         w->facts.fatal_err = PGD_EINVAL; /* worker_path */
-    lose(w, "%s", pgd_why_text(&why, err));
+    lose(w, RESTART_START, w->is_fatal ? "%s" : "did not start: %s", pgd_why_text(&why, err));
 }
 
 /* --- messages --------------------------------------------------------------------------------- */
@@ -263,9 +278,10 @@ static void start(worker_life *w)
 static pgd_err send_or_lose(worker_life *w, wire_type type, const wire_record *rec, const void *msg)
 {
     pgd_err err = worker_link_send(w->link, type, rec, msg);
-    if (err != PGD_OK)
-        lose(w, err == PGD_EAGAIN ? "stopped reading its messages" : "cannot be sent messages: %s",
-             pgd_err_text(err));
+    if (err == PGD_EAGAIN)
+        lose(w, RESTART_STALL, "stopped reading its messages");
+    else if (err != PGD_OK)
+        lose(w, RESTART_CLOSED, "cannot be sent messages: %s", pgd_err_text(err));
     return err;
 }
 
@@ -368,6 +384,7 @@ static pgd_err take_kv_ready(worker_life *w, const worker_frame *f, pgd_why *why
     }
     w->state = WORKER_LIFE_READY;
     w->was_ready = true;
+    w->ready_mark = w->awake_us;
     log_info("core", "worker ready pid=%ld device=\"%s\" spawn=%.3fs load=%.3fs ready=%.3fs",
              (long)supervisor_get_pid(w->sup), w->facts.device_name,
              (double)w->facts.spawn_us / 1e6, (double)w->facts.load_us / 1e6,
@@ -382,14 +399,14 @@ static pgd_err take_result(worker_life *w, const worker_frame *f, pgd_why *why)
     pgd_err err = step_result_decode(&r, &w->scratch, f->data, f->n_bytes, &w->limits, why);
     mem_permit();
     PGD_TRY(err);
-    PGD_TRY(w->opts.on_result(w->opts.arg, &r, why));
     if (w->n_out == 0)
         return pgd_fail(why, PGD_EPROTO, "expected no result, got one of step %llu",
                         (unsigned long long)r.step_id);
+    PGD_TRY(w->opts.on_result(w->opts.arg, &r, why));
     w->n_out--;
     memmove(&w->sent_marks[0], &w->sent_marks[1], (size_t)w->n_out * sizeof w->sent_marks[0]);
     w->progress_mark = w->awake_us;
-    w->n_barren = 0;
+    restart_policy_note_step(&w->facts.restarts);
     return PGD_OK;
 }
 
@@ -397,8 +414,11 @@ static pgd_err take_heartbeat(worker_life *w, const worker_frame *f, pgd_why *wh
 {
     heartbeat_msg m;
     if (f->type == WIRE_PONG) {
+        PGD_TRY(control_decode_pong(&m, f->data, f->n_bytes, why));
         w->ping_is_out = false;
-        return control_decode_pong(&m, f->data, f->n_bytes, why);
+        if (w->state == WORKER_LIFE_READY)
+            restart_policy_note_pong(&w->facts.restarts, w->awake_us - w->ready_mark);
+        return PGD_OK;
     }
     PGD_TRY(control_decode_heartbeat(&m, f->data, f->n_bytes, why));
     if (m.progress != w->progress)
@@ -464,7 +484,8 @@ static void take_or_lose(worker_life *w, const worker_frame *f)
     if (w->is_fatal && w->facts.fatal_err == PGD_OK)
         w->facts.fatal_err = err;
     if (err != PGD_OK && w->state != WORKER_LIFE_DYING)
-        lose(w, w->is_fatal ? "%s" : "failed: %s", pgd_why_text(&why, err));
+        lose(w, f->type == WIRE_ERROR ? RESTART_ERROR : RESTART_PROTOCOL,
+             w->is_fatal ? "%s" : "failed: %s", pgd_why_text(&why, err));
 }
 
 /* Results that make more events than there is room for are held; everything else is acted on at
@@ -472,6 +493,7 @@ static void take_or_lose(worker_life *w, const worker_frame *f)
 static void drain_frames(worker_life *w)
 {
     worker_frame f;
+    w->has_more = false;
     while (w->state == WORKER_LIFE_READY && w->opts.can_take_result(w->opts.arg) &&
            worker_link_take_held(w->link, &f))
         take_or_lose(w, &f);
@@ -483,19 +505,20 @@ static void drain_frames(worker_life *w)
         w->heard_mark = w->awake_us;
         if (w->state == WORKER_LIFE_DYING)
             continue;
-        if (err == PGD_EUNSUPPORTED) {
+        if (err == PGD_EUNSUPPORTED && w->state == WORKER_LIFE_STARTING) {
             w->is_fatal = true;
             w->facts.fatal_err = err;
             tell_refusal(w, err, why.text);
         }
         if (err != PGD_OK)
-            lose(w, w->is_fatal ? "%s" : "failed: %s", pgd_why_text(&why, err));
+            lose(w, RESTART_PROTOCOL, w->is_fatal ? "%s" : "failed: %s", pgd_why_text(&why, err));
         else if (f.type != WIRE_RESULT ||
                  (worker_link_n_held(w->link) == 0 && w->opts.can_take_result(w->opts.arg)))
             take_or_lose(w, &f);
         else if (!worker_link_hold(w->link))
-            lose(w, "sent more results than there were steps");
+            lose(w, RESTART_PROTOCOL, "sent more results than there were steps");
     }
+    w->has_more = true;
 }
 
 /* --- watches ---------------------------------------------------------------------------------- */
@@ -505,7 +528,7 @@ static void watch_idle(worker_life *w, uint64_t stall_us)
 {
     uint64_t since_ping_us = w->awake_us - w->ping_mark;
     if (w->ping_is_out && since_ping_us > stall_us) {
-        lose(w, "did not answer a ping for %.1f s", (double)since_ping_us / 1e6);
+        lose(w, RESTART_STALL, "did not answer a ping for %.1f s", (double)since_ping_us / 1e6);
     } else if (!w->ping_is_out && since_ping_us > stall_us / 2 &&
                send_or_lose(w, WIRE_PING, NULL, NULL) == PGD_OK) {
         w->ping_is_out = true;
@@ -520,7 +543,7 @@ static void watch(worker_life *w)
     uint64_t now = w->awake_us;
     if (w->state == WORKER_LIFE_STARTING) {
         if (now - w->start_mark > STARTING_US)
-            lose(w, "did not say hello within %u s", STARTING_US / 1000000);
+            lose(w, RESTART_START, "did not say hello within %u s", STARTING_US / 1000000);
         return;
     }
     /* Steps whose results are held are not the worker's any more. */
@@ -529,14 +552,25 @@ static void watch(worker_life *w)
         uint64_t sent = w->sent_marks[n_held];
         uint64_t moved = PGD_MAX(w->progress_mark, sent);
         if (now - moved > stall_us)
-            lose(w, "made no progress for %.1f s with a step out", (double)(now - moved) / 1e6);
+            lose(w, RESTART_STALL, "made no progress for %.1f s with a step out",
+                 (double)(now - moved) / 1e6);
         else if (now - sent > step_us)
-            lose(w, "did not finish a step within %.0f s", (double)step_us / 1e6);
+            lose(w, RESTART_STEP_TIMEOUT, "did not finish a step within %.0f s",
+                 (double)step_us / 1e6);
     } else if (w->state == WORKER_LIFE_READY) {
         watch_idle(w, stall_us);
     }
     if (w->state != WORKER_LIFE_DYING && now - w->heard_mark > stall_us + SILENCE_EXTRA_US)
-        lose(w, "was silent for %.1f s", (double)(now - w->heard_mark) / 1e6);
+        lose(w, RESTART_SILENCE, "was silent for %.1f s", (double)(now - w->heard_mark) / 1e6);
+}
+
+/* The messages of a process that dies end a moment before it does: how it ended says more. */
+static void watch_closed(worker_life *w)
+{
+    if (w->closed_mark == 0)
+        w->closed_mark = w->awake_us;
+    else if (w->awake_us - w->closed_mark >= CLOSED_US)
+        lose(w, RESTART_CLOSED, "closed its messages");
 }
 
 static bool has_process(const worker_life *w)
@@ -555,9 +589,9 @@ void worker_life_turn(worker_life *w)
         drain_frames(w);
     if (has_process(w)) {
         if (is_gone)
-            lose(w, "died");
+            lose(w, RESTART_EXIT, "died");
         else if (worker_link_is_lost(w->link))
-            lose(w, "closed its messages");
+            watch_closed(w);
         else
             watch(w);
     }
@@ -594,7 +628,9 @@ int worker_life_timeout_ms(const worker_life *w)
 {
     if (w->link != NULL && worker_link_n_held(w->link) > 0)
         return HELD_MS;
-    if (w->state == WORKER_LIFE_DYING)
+    if (w->has_more)
+        return 0;
+    if (w->state == WORKER_LIFE_DYING || w->closed_mark != 0)
         return 10; /* reaped soon; covers systems without pidfds */
     if (w->state == WORKER_LIFE_BACKOFF)
         return (int)PGD_MIN((w->backoff_mark - PGD_MIN(w->awake_us, w->backoff_mark)) / 1000 + 1,
@@ -614,7 +650,7 @@ const worker_facts *worker_life_get_facts(const worker_life *w)
 
 const char *worker_life_get_reason(const worker_life *w)
 {
-    return w->reason;
+    return w->reason_text;
 }
 
 int64_t worker_life_get_pid(const worker_life *w)

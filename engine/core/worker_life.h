@@ -4,8 +4,8 @@
  *      ▲       any of them: exit, lost pipe, bad message, stall
  *      │                                 │
  *   BACKOFF ◄──reaped── DYING ◄──────────┘
- *                         └──reaped──► FAILED   when restarting cannot help, or after five restarts
- *                                               without an acknowledged step
+ *                         └──reaped──► FAILED   when restarting cannot help, or when the
+ *                                               restart_policy has seen enough
  *
  * Nothing blocks except worker_life_stop. The caller polls the descriptors and calls
  * worker_life_turn. Clocks run on time awake: a turn that comes late (this process was stopped)
@@ -17,6 +17,7 @@
 #define ENGINE_CORE_WORKER_LIFE_H
 
 #include "engine/core/core_sizes.h"
+#include "engine/core/restart_policy.h"
 #include "proto/scheduler_output.h"
 #include "proto/step_result.h"
 
@@ -48,7 +49,7 @@ typedef struct worker_facts {
     uint64_t load_total_bytes;
     uint64_t spawn_us; /* from start to hello, of the last life */
     uint64_t load_us;
-    uint64_t n_restarts;
+    restart_policy restarts;
     pgd_err fatal_err; /* of a fault that no restart mends; PGD_OK when given up after restarts */
     char device_name[256];
 } worker_facts;
@@ -65,8 +66,8 @@ typedef struct worker_life_opts {
     bool (*can_take_result)(void *arg);
     /* Valid and within the vocabulary. An error ends the worker. */
     pgd_err (*on_result)(void *arg, const step_result *result, pgd_why *why);
-    /* The worker is dead and reaped; its steps are lost. */
-    void (*on_lost)(void *arg, const char *why);
+    /* The worker is dead and reaped; its steps are lost. Returns what that tells of requests. */
+    poison_verdict (*on_lost)(void *arg, const char *why);
     /* Given up. */
     void (*on_failed)(void *arg, const char *why);
     void *arg;

@@ -18,7 +18,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include <sys/random.h>
 #include <unistd.h>
@@ -33,6 +32,7 @@
 #define SEND_QUEUE   16
 #define RECV_QUEUE   16
 #define CLOSE_WAIT_S 2
+#define MAX_DROPPED  64 /* frames of another life in one call */
 
 struct worker_link {
     nng_socket sock;
@@ -138,27 +138,17 @@ static void close_socket(void *arg)
     mem_free(arg);
 }
 
-/* nng_close of NNG 1.5.2 now and then never returns when frames arrive at the same time (its reaper waits for an operation that
- * is never completed). It gets a thread of its own and a limit; past it the socket is left behind. */
+/* nng_close of NNG 1.5.2 now and then never returns when frames arrive at the same time: its reaper
+ * waits for an operation that is never completed. Past the limit the socket is left behind. */
 static void close_bounded(nng_socket sock)
 {
     nng_socket *arg = mem_alloc(sizeof *arg);
-    pthread_t thread;
-    struct timespec end;
     (void)nng_pipe_notify(sock, NNG_PIPE_EV_REM_POST, NULL, NULL); /* its argument goes away now */
     if (arg == NULL)
         return;
     *arg = sock;
-    if (thread_start(&thread, "link-close", close_socket, arg) != PGD_OK) {
-        close_socket(arg);
-        return;
-    }
-    clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_sec += CLOSE_WAIT_S;
-    if (pthread_timedjoin_np(thread, NULL, &end) != 0) {
+    if (!thread_run_bounded("link-close", close_socket, arg, CLOSE_WAIT_S))
         log_warn("link", "NNG did not close a socket within %d s; it is left behind", CLOSE_WAIT_S);
-        pthread_detach(thread);
-    }
 }
 
 void worker_link_close(worker_link *l)
@@ -239,7 +229,7 @@ static int receive(worker_link *l)
 
 pgd_err worker_link_recv(worker_link *l, worker_frame *out, pgd_why *why)
 {
-    for (;;) {
+    for (int i = 0; i < MAX_DROPPED; i++) {
         drop_last(l);
         int rv = receive(l);
         if (rv == NNG_EAGAIN)
@@ -250,6 +240,8 @@ pgd_err worker_link_recv(worker_link *l, worker_frame *out, pgd_why *why)
         if (err != PGD_EAGAIN)
             return err;
     }
+    wake(l); /* a flood of them must not hold the caller here */
+    return PGD_EAGAIN;
 }
 
 bool worker_link_hold(worker_link *l)

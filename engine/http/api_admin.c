@@ -253,8 +253,11 @@ static void append_core(page *p, const core_stats *s)
           k->n_blocks_free - k->n_blocks_cached);
     value(p, "paged_steps_total", "counter", "Steps the worker has acknowledged.",
           (double)s->n_steps);
-    value(p, "paged_worker_restarts_total", "counter", "Times a worker was started again.",
-          (double)s->n_worker_restarts);
+    head(p, "paged_worker_restarts_total", "counter",
+         "Times a worker was started again, by why the one before was given up.");
+    for (restart_reason r = 0; r < RESTART_N_REASONS; r++)
+        strbuf_appendf(&p->b, "paged_worker_restarts_total{%s,reason=\"%s\"} %" PRIu64 "\n",
+                       p->labels, restart_policy_reason_name(r), s->n_restarts_by_reason[r]);
     value(p, "vllm:num_requests_running", "gauge", "Requests in the batch.", k->n_running);
     value(p, "vllm:num_requests_waiting", "gauge", "Requests that wait to be scheduled.",
           k->n_waiting + s->n_queued_commands);

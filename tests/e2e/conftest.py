@@ -108,7 +108,8 @@ class Daemon:
         for line in text.splitlines():
             if line and not line.startswith("#"):
                 name, value = line.rsplit(" ", 1)
-                values[name.split("{")[0] if "finished_reason" not in name and "le=" not in name else name] = float(value)
+                key = name.split("{")[0] if "finished_reason" not in name and "le=" not in name else name
+                values[key] = values.get(key, 0) + float(value)
         return values
 
     def worker_pid(self):

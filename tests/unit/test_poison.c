@@ -90,7 +90,7 @@ static outcome play(poison *p, int n, const bool *is_culprit, int32_t kill_at)
             o.n_deaths++;
             n_barren++;
             o.most_barren = PGD_MAX(o.most_barren, n_barren);
-            if (poison_note_death(p, s, n_s, &culprit)) {
+            if (poison_note_death(p, s, n_s, &culprit) == POISON_FOUND) {
                 assert_true(is_culprit[culprit]); /* only a culprit is ever failed */
                 is_gone_[culprit] = true;
                 poison_forget(p, culprit);
@@ -151,7 +151,7 @@ static void test_poison_progress_clears(void **state)
             s[i] = (poison_suspect){(uint64_t)i, 10 * life + i};
         int32_t n_only;
         assert_null(poison_get_only(p, &n_only));
-        assert_false(poison_note_death(p, s, 4, &culprit));
+        assert_int_not_equal(POISON_FOUND, poison_note_death(p, s, 4, &culprit));
     }
     poison_destroy(p);
 }
@@ -165,13 +165,15 @@ static void test_poison_random_kill_during_search(void **state)
     uint64_t culprit;
     int32_t n_only;
     poison_suspect both[2] = {{0, 5}, {1, 5}};
-    assert_false(poison_note_death(p, both, 2, &culprit));
-    assert_false(poison_note_death(p, both, 2, &culprit));
+    assert_int_not_equal(POISON_FOUND, poison_note_death(p, both, 2, &culprit));
+    assert_int_not_equal(POISON_FOUND, poison_note_death(p, both, 2, &culprit));
     assert_int_equal(poison_get_only(p, &n_only)[0], 0);
     assert_int_equal(n_only, 1);
-    assert_false(poison_note_death(p, both, 1, &culprit)); /* 0 dies alone, once */
+    assert_int_not_equal(POISON_FOUND,
+                         poison_note_death(p, both, 1, &culprit)); /* 0 dies alone, once */
     assert_int_equal(poison_get_only(p, &n_only)[0], 1);
-    assert_false(poison_note_death(p, NULL, 0, &culprit)); /* idle death: nothing is learned */
+    assert_int_not_equal(
+        POISON_FOUND, poison_note_death(p, NULL, 0, &culprit)); /* idle death: nothing is learned */
     assert_int_equal(poison_get_only(p, &n_only)[0], 1);
     poison_note_progress(p, 1, 5); /* no further than before */
     assert_int_equal(poison_get_only(p, &n_only)[0], 1);
@@ -192,7 +194,7 @@ static void test_poison_forget(void **state)
     int32_t n_only;
     poison_suspect all[4] = {{0, 0}, {1, 0}, {2, 0}, {3, 0}};
     for (int i = 0; i < 2; i++)
-        assert_false(poison_note_death(p, all, 4, &culprit));
+        assert_int_not_equal(POISON_FOUND, poison_note_death(p, all, 4, &culprit));
     assert_int_equal((poison_get_only(p, &n_only), n_only), 2);
     for (uint64_t id = 0; id < 4; id++) {
         is_gone_[id] = true;

@@ -77,6 +77,35 @@ static void test_supervisor_lines(void **state)
     supervisor_destroy(s);
 }
 
+/* Our own log is quoted from warn up only; what others print, and crashes above all, always. */
+static void test_supervisor_words_that_matter(void **state)
+{
+    (void)state;
+    supervisor *s;
+    assert_int_equal(supervisor_create(&s), PGD_OK);
+    start_sh(s,
+             "echo '12:00:00.000 info  worker0 worker: loaded' >&2;"
+             "echo '12:00:00.001 debug worker0 worker: step=1' >&2;"
+             "echo '<6>worker0 worker: loaded' >&2; kill -ABRT $$",
+             "");
+    expect(s, "killed by signal 6 (Aborted)");
+    assert_string_equal(supervisor_get_last_words(s), "");
+    assert_int_equal(supervisor_get_signal(s), 6);
+    start_sh(s,
+             "echo '12:00:00.000 warn  worker0 kv: low' >&2; echo 'info: not ours' >&2;"
+             "echo '<3>worker0 cuda: gone' >&2; echo '12:00:00.001 info  worker0 a: b' >&2; exit 3",
+             "");
+    expect(s,
+           "exited with status 3; it said: 12:00:00.000 warn  worker0 kv: low | info: not ours | "
+           "<3>worker0 cuda: gone");
+    assert_int_equal(supervisor_get_signal(s), 0);
+    /* one that cannot be started has neither end nor words of the one before */
+    const char *argv[] = {"/nonexistent", NULL};
+    assert_int_equal(supervisor_start(s, argv[0], argv, "", NULL), PGD_ENOENT);
+    assert_string_equal(supervisor_get_epitaph(s), "");
+    supervisor_destroy(s);
+}
+
 static void test_supervisor_stdin(void **state)
 {
     (void)state;
@@ -195,6 +224,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_supervisor_status),
         cmocka_unit_test(test_supervisor_lines),
+        cmocka_unit_test(test_supervisor_words_that_matter),
         cmocka_unit_test(test_supervisor_stdin),
         cmocka_unit_test(test_supervisor_kill_group),
         cmocka_unit_test(test_supervisor_orphans),

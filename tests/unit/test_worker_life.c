@@ -173,11 +173,12 @@ static pgd_err on_result(void *arg, const step_result *result, pgd_why *why)
     return PGD_OK;
 }
 
-static void on_lost(void *arg, const char *why)
+static poison_verdict on_lost(void *arg, const char *why)
 {
     rig *r = arg;
     r->n_lost++;
     snprintf(r->why, sizeof r->why, "%s", why);
+    return POISON_UNKNOWN;
 }
 
 static void on_failed(void *arg, const char *why)
@@ -306,7 +307,7 @@ static void test_worker_life_other_version(void **state)
     TURN_UNTIL(r, r->n_failed == 1);
     expect_why(r, "expected protocol version");
     assert_int_equal(worker_life_get_facts(r->life)->fatal_err, PGD_EUNSUPPORTED);
-    assert_int_equal(worker_life_get_facts(r->life)->n_restarts, 0);
+    assert_int_equal(restart_policy_n_restarts(&worker_life_get_facts(r->life)->restarts), 0);
     rig_stop(r);
 }
 
