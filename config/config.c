@@ -39,7 +39,6 @@ static const char *const unbuilt_names[] = {
     "kv_offload_policy",
     "speculative_config",
     "chat_template",
-    "api_key_file",
     "api_key",
     "gpu_memory_utilization",
     "dtype",

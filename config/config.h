@@ -29,6 +29,8 @@ typedef struct config {
     char host[256];
     int64_t port;
     char uds[108];
+    char api_key_file[CONFIG_PATH_BYTES]; /* "" = $CREDENTIALS_DIRECTORY/api-keys, if there */
+    char allowed_origins[1024];           /* CORS: comma list, "" = none, "*" = all */
     int64_t max_connections;
     int64_t max_body_bytes;
     int64_t max_header_bytes;
@@ -36,6 +38,7 @@ typedef struct config {
     int64_t max_output_buffer_bytes; /* per slow client */
     int64_t idle_timeout_s;          /* keep-alive */
     int64_t header_timeout_s;
+    int64_t request_timeout_s;  /* 0 = none */
     int64_t shutdown_timeout_s; /* drain limit */
     int64_t max_logprobs;
     int64_t max_stop_strings;
@@ -68,6 +71,7 @@ typedef struct config {
 
     /* [log] */
     char log_level[16];
+    bool access_log;
 } config;
 
 /* Where a value came from, for messages and --dump. */

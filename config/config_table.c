@@ -27,6 +27,12 @@ const config_option config_options[] = {
     {"server", "port", INT(port, "", 0, 65535), "8000", NULL,
      "TCP port. 0: any free one, told in the log."},
     {"server", "uds", STR(uds), "", NULL, "Unix socket to listen on instead of host and port."},
+    {"server", "api_key_file", STR(api_key_file), "", NULL,
+     "File with the API keys that clients must send, one per line (# begins a comment line). Read "
+     "again on SIGHUP. Empty: systemd's credential \"api-keys\" if there is one, else no keys."},
+    {"server", "allowed_origins", STR(allowed_origins), "", NULL,
+     "Web pages whose scripts may use this server (CORS): origins such as https://app.example, "
+     "separated by commas, or *. Empty: none."},
     {"server", "max_connections", INT(max_connections, "", 1, 100000), "1024", NULL,
      "Client connections at once; further ones are answered 503 and closed."},
     {"server", "max_body_bytes", BYTES(max_body_bytes, 1024, 1073741824.0), "8M", NULL,
@@ -41,6 +47,9 @@ const config_option config_options[] = {
      "A kept-alive connection without a request is closed after this time."},
     {"server", "header_timeout_s", INT(header_timeout_s, "seconds", 1, 3600), "30", NULL,
      "A request must arrive whole within this time."},
+    {"server", "request_timeout", INT(request_timeout_s, "seconds", 0, 86400), "0", NULL,
+     "A completion that is not done this long after its arrival, waiting included, is ended with "
+     "an error (504). 0: no limit."},
     {"server", "shutdown_timeout_s", INT(shutdown_timeout_s, "seconds", 0, 86400), "30", NULL,
      "On SIGTERM running requests may finish within this time, then they are aborted."},
     {"server", "max_logprobs", INT(max_logprobs, "", 0, PGD_MAX_LOGPROBS), "20", NULL,
@@ -95,7 +104,9 @@ const config_option config_options[] = {
      "Device sim: size of the vocabulary."},
 
     {"log", "log_level", CONFIG_CHOICE, FIELD(log_level), CAP(log_level), "", 0, 0, "info",
-     "error|warn|info|debug|trace", "Least severe lines to log."},
+     "error|warn|info|debug|trace", "Least severe lines to log. Read again on SIGHUP."},
+    {"log", "access_log", CONFIG_BOOL, FIELD(access_log), 0, "", 0, 0, "true", NULL,
+     "One line per request when its answer ends (/health and /metrics at level debug)."},
 };
 
 const size_t config_n_options = PGD_ARRAY_LEN(config_options);

@@ -21,9 +21,10 @@
 #include "engine/http/http_api.h"
 #include "engine/http/http_server.h"
 #include "engine/progress.h"
-#include "engine/sd_notify.h"
+#include "engine/service_status.h"
 
 #define TICK_MS      500
+#define MAX_WORDS    200
 #define RESERVED_FDS 128 /* worker, its pipes and sockets, files, refused connections */
 
 typedef struct daemon_state {
@@ -33,12 +34,16 @@ typedef struct daemon_state {
     http_api api;
     uv_signal_t sigterm;
     uv_signal_t sigint;
+    uv_signal_t sighup;
     uv_timer_t tick;
     progress progress;
+    service_status service;
     int exit_status;
     bool stopping; /* draining, or on the way out */
     bool closing;
     uint64_t started_us;
+    int argc; /* for reading the configuration again */
+    char **argv;
 } daemon_state;
 
 static void close_handle(uv_handle_t *handle)
@@ -52,6 +57,7 @@ static void on_server_closed(void *arg)
     daemon_state *d = arg;
     close_handle((uv_handle_t *)&d->sigterm);
     close_handle((uv_handle_t *)&d->sigint);
+    close_handle((uv_handle_t *)&d->sighup);
     close_handle((uv_handle_t *)&d->tick);
 }
 
@@ -71,11 +77,43 @@ static void begin_drain(daemon_state *d)
         return;
     d->stopping = true;
     d->api.draining = true;
-    sd_notify_send("STOPPING=1\nSTATUS=finishing running requests");
+    service_status_stopping(&d->service, (uint64_t)d->cfg.shutdown_timeout_s);
     log_info("serve", "draining requests=%d limit_s=%lld; a second signal ends at once",
              engine_n_generations(d->api.engine), (long long)d->cfg.shutdown_timeout_s);
     http_server_drain(d->server);
     engine_drain(d->api.engine, (uint32_t)d->cfg.shutdown_timeout_s);
+}
+
+/* What can change while running: the keys and the log level. All of it is read as at start, so that
+ * precedence is the same; a fault anywhere changes nothing. */
+static pgd_err reload(daemon_state *d, pgd_why *why)
+{
+    config cfg;
+    char *words[MAX_WORDS];
+    int n_words = 0;
+    int32_t n_keys;
+    log_level level;
+    PGD_TRY(config_load(&cfg, d->argc, d->argv, NULL, words, &n_words, why));
+    PGD_TRY(http_server_load_keys(d->server, &cfg, &n_keys, why));
+    if (log_level_parse(&level, cfg.log_level))
+        log_set_level(level);
+    log_info("serve", "reloaded n_keys=%d log_level=%s; other options change at the next start",
+             n_keys, cfg.log_level);
+    return PGD_OK;
+}
+
+static void on_reload(uv_signal_t *handle, int signum)
+{
+    daemon_state *d = handle->data;
+    pgd_why why = {0};
+    (void)signum;
+    if (d->stopping)
+        return;
+    service_status_reload_begin(&d->service);
+    pgd_err err = reload(d, &why);
+    if (err != PGD_OK)
+        log_error("serve", "reload failed, nothing has changed: %s", pgd_why_text(&why, err));
+    service_status_reload_end(&d->service);
 }
 
 static void on_signal(uv_signal_t *handle, int signum)
@@ -93,14 +131,13 @@ static void on_ready(daemon_state *d)
 {
     core_stats s;
     engine_get_stats(d->api.engine, &s);
-    char status[512];
     log_info("serve",
              "ready model=%s url=%s max_model_len=%d kv_blocks=%d start_s=%.2f restarts=%" PRIu64,
              engine_model_name(d->api.engine), http_server_address(d->server), s.max_model_len,
              s.n_kv_blocks, (double)(clock_now_us() - d->started_us) * 1e-6, s.n_worker_restarts);
-    snprintf(status, sizeof(status), "READY=1\nSTATUS=serving %.200s on %.200s",
-             engine_model_name(d->api.engine), http_server_address(d->server));
-    sd_notify_send(status);
+    http_server_accept_inherited(d->server);
+    service_status_ready(&d->service, engine_model_name(d->api.engine),
+                         http_server_address(d->server));
 }
 
 static void on_state(void *arg, core_state state)
@@ -113,7 +150,8 @@ static void on_state(void *arg, core_state state)
         on_ready(d);
         break;
     case CORE_RECOVERING:
-        sd_notify_send("STATUS=restarting the worker");
+        engine_get_stats(d->api.engine, &s);
+        service_status_recovering(&d->service, s.why);
         break;
     case CORE_FAILED:
         progress_end(&d->progress);
@@ -137,8 +175,12 @@ static void on_tick(uv_timer_t *timer)
     core_stats s;
     engine_get_stats(d->api.engine, &s);
     d->api.n_connections = http_server_n_connections(d->server);
-    if (s.state == CORE_LOADING || s.state == CORE_STARTING)
+    if (s.state == CORE_LOADING || s.state == CORE_STARTING) {
         progress_show(&d->progress, "loading", s.load_done_bytes, s.load_total_bytes);
+        service_status_loading(&d->service, &s);
+    } else if (s.state == CORE_READY && d->service.is_ready) {
+        service_status_serving(&d->service, &s, clock_now_us());
+    }
 }
 
 static void on_request(void *arg, http_conn *conn, const http_request *req)
@@ -148,10 +190,11 @@ static void on_request(void *arg, http_conn *conn, const http_request *req)
     http_api_handle(&d->api, conn, req);
 }
 
-static bool start_signal(daemon_state *d, uv_signal_t *handle, int signum)
+static void start_signal(daemon_state *d, uv_signal_t *handle, uv_signal_cb fn, int signum)
 {
     handle->data = d;
-    return uv_signal_init(&d->loop, handle) == 0 && uv_signal_start(handle, on_signal, signum) == 0;
+    if (uv_signal_init(&d->loop, handle) != 0 || uv_signal_start(handle, fn, signum) != 0)
+        PGD_PANIC("cannot watch signal %d", signum);
 }
 
 /* Runs the loop until every handle is closed. */
@@ -168,6 +211,7 @@ static int fail_start(daemon_state *d, pgd_err err, const pgd_why *why)
         engine_stop(d->api.engine);
     if (d->server != NULL)
         http_server_close(d->server, NULL, NULL);
+    close_handle((uv_handle_t *)&d->sighup);
     finish_loop(d);
     engine_destroy(d->api.engine);
     http_server_destroy(d->server);
@@ -199,11 +243,13 @@ int cmd_serve(int argc, char **argv)
     pgd_why why = {0};
     d.started_us = clock_now_us();
     d.api.started_s = clock_wall_s();
-    if (argc > 200) {
+    d.argc = argc;
+    d.argv = argv;
+    if (argc > MAX_WORDS) {
         fputs("paged serve: too many arguments\n", stderr);
         return EXIT_STATUS_USAGE;
     }
-    char *words[200];
+    char *words[MAX_WORDS];
     if (!command_load_config(&d.cfg, argc, argv, NULL, words, &n_rest))
         return EXIT_STATUS_USAGE;
     /* `paged serve PATH` is what users of vLLM type. */
@@ -216,6 +262,7 @@ int cmd_serve(int argc, char **argv)
     fit_connections(&d.cfg);
     if (uv_loop_init(&d.loop) != 0)
         return EXIT_STATUS_SYSTEM;
+    start_signal(&d, &d.sighup, on_reload, SIGHUP); /* early: the default is to die of it */
     pgd_err err = http_server_create(&d.server, &d.loop, &d.cfg, on_request, &d, &why);
     if (err == PGD_OK)
         err = engine_create(&d.api.engine, &d.loop, &d.cfg, &why);
@@ -223,9 +270,10 @@ int cmd_serve(int argc, char **argv)
         err = http_server_start(d.server, &why);
     if (err != PGD_OK)
         return fail_start(&d, err, &why);
-    if (!start_signal(&d, &d.sigterm, SIGTERM) || !start_signal(&d, &d.sigint, SIGINT) ||
-        uv_timer_init(&d.loop, &d.tick) != 0)
-        PGD_PANIC("cannot watch signals");
+    start_signal(&d, &d.sigterm, on_signal, SIGTERM);
+    start_signal(&d, &d.sigint, on_signal, SIGINT);
+    if (uv_timer_init(&d.loop, &d.tick) != 0)
+        PGD_PANIC("cannot make a timer");
     d.tick.data = &d;
     uv_timer_start(&d.tick, on_tick, TICK_MS, TICK_MS);
     err = engine_start(d.api.engine, on_state, &d, &why);

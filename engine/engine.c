@@ -18,6 +18,7 @@
 #include "common/mem.h"
 #include "engine/kv/block_hash.h"
 #include "engine/paths.h"
+#include "engine/sd_notify.h"
 
 static const double seconds_bounds[] = {0.001, 0.005, 0.01, 0.02,  0.04,  0.06,  0.08, 0.1,
                                         0.25,  0.5,   0.75, 1.0,   2.5,   5.0,   7.5,  10.0,
@@ -272,6 +273,7 @@ pgd_err engine_create(engine **out, uv_loop_t *loop, const config *cfg, pgd_why 
         err = block_hasher_create(&e->hasher, e->hash_seed);
     if (err != PGD_OK)
         goto fail;
+    uint64_t watchdog_us = sd_notify_watchdog_us();
     core_loop_opts opts = {
         .cfg = &e->cfg,
         .model = is_sim ? NULL : model_file_get_config(e->model),
@@ -279,6 +281,8 @@ pgd_err engine_create(engine **out, uv_loop_t *loop, const config *cfg, pgd_why 
         .hash_seed = e->hash_seed,
         .wake = wake_loop,
         .wake_arg = e,
+        .beat = watchdog_us > 0 ? sd_notify_ping : NULL,
+        .beat_us = watchdog_us / 2,
     };
     err = core_loop_create(&e->core, &opts, why);
     if (err != PGD_OK)

@@ -103,6 +103,7 @@ struct core_loop {
     bool is_draining;
     bool is_done;
     uint64_t drain_end_us;
+    uint64_t next_beat_us;
     uint64_t n_steps;
     char why[512];
     char fail_text[512];
@@ -505,6 +506,21 @@ static void wake_io(core_loop *c)
     c->opts.wake(c->opts.wake_arg);
 }
 
+static void beat(core_loop *c)
+{
+    uint64_t now = clock_now_us();
+    if (c->opts.beat == NULL || now < c->next_beat_us)
+        return;
+    c->next_beat_us = now + c->opts.beat_us;
+    c->opts.beat();
+}
+
+static int beat_timeout_ms(const core_loop *c)
+{
+    uint64_t now = clock_now_us();
+    return now < c->next_beat_us ? (int)PGD_MIN((c->next_beat_us - now) / 1000 + 1, 60000) : 0;
+}
+
 static void wait(core_loop *c)
 {
     struct pollfd p[1 + WORKER_LIFE_MAX_FDS] = {{.fd = c->wake_fd, .events = POLLIN}};
@@ -513,6 +529,8 @@ static void wait(core_loop *c)
     int n = worker_life_get_fds(c->life, fds);
     if (c->state != c->wanted_state)
         timeout_ms = PGD_MIN(timeout_ms, BLOCKED_MS);
+    if (c->opts.beat != NULL)
+        timeout_ms = PGD_MIN(timeout_ms, beat_timeout_ms(c));
     for (int i = 0; i < n; i++)
         p[1 + i] = (struct pollfd){.fd = fds[i], .events = POLLIN};
     if (c->is_draining) {
@@ -537,6 +555,7 @@ static void turn(core_loop *c)
     tell_state(c);
     publish(c);
     wake_io(c);
+    beat(c);
 }
 
 static void run(void *arg)

@@ -92,6 +92,9 @@ typedef struct core_loop_opts {
     void (*wake)(void *arg);   /* called on the core thread after events were pushed; must be cheap
                                   and thread-safe */
     void *wake_arg;
+    void (*beat)(void); /* called on the core thread at least every beat_us while it turns, idle or
+                           not; must not wait. NULL = none */
+    uint64_t beat_us;
 } core_loop_opts;
 
 PGD_MUST_USE pgd_err core_loop_create(core_loop **out, const core_loop_opts *opts, pgd_why *why);

@@ -48,7 +48,7 @@ struct completion {
     int32_t n_pins; /* functions that go on using it */
     uint64_t arrival_us;
     int64_t created_s;
-    char id[48];
+    char id[HTTP_CONN_ID_BYTES + 8];
     bool streaming;
     bool answered;
 };
@@ -86,10 +86,30 @@ static void cancel_all(completion *c)
     }
 }
 
+static completion_usage get_usage(const completion *c)
+{
+    completion_usage usage = {0};
+    for (int32_t i = 0; i < c->params.n_prompts; i++)
+        usage.n_prompt_tokens += c->params.prompts[i].n_ids;
+    for (int32_t i = 0; i < c->n_choices; i++) {
+        usage.n_output_tokens += c->choices[i].n_output_tokens;
+        if (i % c->params.n == 0)
+            usage.n_cached_tokens += c->choices[i].n_cached_tokens;
+    }
+    return usage;
+}
+
+static void release_conn(completion *c)
+{
+    completion_usage usage = get_usage(c);
+    http_conn_note_tokens(c->conn, usage.n_prompt_tokens, usage.n_output_tokens);
+    c->conn = NULL;
+}
+
 static void on_disconnect(void *arg)
 {
     completion *c = arg;
-    c->conn = NULL;
+    release_conn(c);
     cancel_all(c);
     free_if_unused(c);
 }
@@ -99,7 +119,7 @@ static void let_go(completion *c, int status)
 {
     c->api->n_responses[status / 100]++;
     c->answered = true;
-    c->conn = NULL;
+    release_conn(c);
     cancel_all(c);
 }
 
@@ -128,6 +148,15 @@ static void respond_error(completion *c, int status, const char *param, const ch
     }
 }
 
+static void on_deadline(void *arg)
+{
+    completion *c = arg;
+    c->n_pins++;
+    respond_error(c, 504, NULL, NULL,
+                  "the request took longer than this server allows (request_timeout)");
+    unpin(c);
+}
+
 static void append_head(strbuf *b, const completion *c)
 {
     completion_render_append_head(b, c->id, c->created_s, engine_model_name(c->api->engine));
@@ -135,13 +164,7 @@ static void append_head(strbuf *b, const completion *c)
 
 static void append_usage(strbuf *b, const completion *c)
 {
-    completion_usage usage = {0};
-    for (int32_t i = 0; i < c->params.n_prompts; i++) {
-        usage.n_prompt_tokens += c->params.prompts[i].n_ids;
-        usage.n_cached_tokens += c->choices[i * c->params.n].n_cached_tokens;
-    }
-    for (int32_t i = 0; i < c->n_choices; i++)
-        usage.n_output_tokens += c->choices[i].n_output_tokens;
+    completion_usage usage = get_usage(c);
     completion_render_append_usage(b, &usage);
 }
 
@@ -495,7 +518,7 @@ void api_completions_handle(http_api *api, http_conn *conn, const http_request *
     c->created_s = clock_wall_s();
     c->conn = conn;
     c->n_pins = 1;
-    snprintf(c->id, sizeof(c->id), "cmpl-%016" PRIx64, engine_draw_seed(api->engine));
+    snprintf(c->id, sizeof(c->id), "cmpl-%s", http_conn_request_id(conn));
     sampling_params defaults;
     completion_fault fault;
     engine_default_params(api->engine, &defaults);
@@ -507,6 +530,7 @@ void api_completions_handle(http_api *api, http_conn *conn, const http_request *
         return;
     }
     http_conn_on_disconnect(conn, on_disconnect, c);
+    http_conn_on_deadline(conn, on_deadline, c);
     if (!c->params.has_seed)
         c->params.sampling.seed = engine_draw_seed(api->engine);
     c->n_choices = c->params.n_prompts * c->params.n;

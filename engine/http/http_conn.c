@@ -10,6 +10,7 @@
  * rest). */
 #include "engine/http/http_conn.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -18,9 +19,12 @@
 #include <llhttp.h>
 
 #include "common/clock.h"
+#include "common/hash.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/strbuf.h"
+#include "engine/http/access_log.h"
+#include "engine/http/http_cors.h"
 #include "engine/http/http_errors.h"
 
 #define MAX_PENDING_BYTES 262144 /* pipelined input that may wait */
@@ -47,7 +51,7 @@ struct http_conn {
         uv_pipe_t pipe;
     } io;
     list_node node;
-    const http_conn_host *host;
+    http_conn_host *host;
     llhttp_t parser;
     conn_phase phase;
     bool keep_alive;
@@ -56,7 +60,15 @@ struct http_conn {
     bool is_head;
     bool message_done;
     int refuse_status; /* answer with this once the parser has stopped */
+    const char *refuse_code;
     const char *refuse_text;
+    char id[HTTP_CONN_ID_BYTES];
+    strbuf answer_lines; /* header lines of every answer to this request */
+    int status;          /* of the answer that has begun; 0 = none */
+    uint64_t n_sent_bytes;
+    int64_t n_prompt_tokens; /* for the access log, -1 = no completion */
+    int64_t n_output_tokens;
+    uint64_t arrived_us; /* first byte of the request */
     uint64_t since_us;   /* start of the current wait: idle, first byte of the request, or last
                           progress of the unsent output */
     size_t unsent_bytes; /* when that was looked at last */
@@ -72,6 +84,8 @@ struct http_conn {
     http_request request;
     void (*disconnect_fn)(void *arg);
     void *disconnect_arg;
+    void (*deadline_fn)(void *arg);
+    void *deadline_arg;
 };
 
 typedef struct write_op {
@@ -91,7 +105,18 @@ static void process_input(http_conn *c, const char *data, size_t n_bytes);
 static int refuse(http_conn *c, int status, const char *text)
 {
     c->refuse_status = status;
+    c->refuse_code = NULL;
     c->refuse_text = text;
+    return HPE_USER;
+}
+
+static int refuse_key(http_conn *c)
+{
+    bool has_key = http_conn_header(c, "authorization") || http_conn_header(c, "x-api-key");
+    (void)refuse(c, 401,
+                 has_key ? "the API key is not known to this server"
+                         : "this server wants an API key: send `Authorization: Bearer KEY`");
+    c->refuse_code = "invalid_api_key";
     return HPE_USER;
 }
 
@@ -144,13 +169,79 @@ static int on_header_value(llhttp_t *p, const char *at, size_t n)
 
 static void send_bytes(http_conn *c, const void *data, size_t n_bytes, bool is_last);
 
+/* The target without "http://host", which clients behind a proxy send. */
+static char *origin_form(char *url)
+{
+    static char root[] = "/";
+    if (strncasecmp(url, "http://", 7) != 0)
+        return url;
+    url += 7 + strcspn(url + 7, "/?");
+    return *url == '/' ? url : root;
+}
+
+/* Everything of the request but its body. */
+static void take_head(http_conn *c)
+{
+    char *url = origin_form(c->url.data);
+    char *query = strchr(url, '?');
+    if (query != NULL)
+        *query = '\0';
+    c->is_head = c->parser.method == HTTP_HEAD;
+    c->request = (http_request){
+        .method = llhttp_method_name((llhttp_method_t)c->parser.method),
+        .path = url,
+        .query = query != NULL ? query + 1 : "",
+        .is_head = c->is_head,
+    };
+}
+
+/* Ids go into log lines and JSON unescaped. */
+static bool is_usable_id(const char *id)
+{
+    size_t n = strlen(id);
+    for (size_t i = 0; i < n; i++) {
+        if (id[i] <= 0x20 || id[i] >= 0x7F || id[i] == '"' || id[i] == '\\')
+            return false;
+    }
+    return n > 0 && n < HTTP_CONN_ID_BYTES;
+}
+
+static void choose_id(http_conn *c)
+{
+    const char *given = http_conn_header(c, "x-request-id");
+    if (given != NULL && is_usable_id(given))
+        snprintf(c->id, sizeof(c->id), "%s", given);
+    else /* hash_u64 maps different numbers to different ones */
+        snprintf(c->id, sizeof(c->id), "%016" PRIx64, hash_u64(c->host->next_id++));
+}
+
+static void add_cors_lines(http_conn *c)
+{
+    http_cors_request cors = {
+        .origin = http_conn_header(c, "origin"),
+        .requested_method = http_conn_header(c, "access-control-request-method"),
+        .requested_headers = http_conn_header(c, "access-control-request-headers"),
+        .is_options = c->parser.method == HTTP_OPTIONS,
+    };
+    http_cors_append(&c->answer_lines, c->host->cfg->allowed_origins, &cors);
+}
+
 static int on_headers_complete(llhttp_t *p)
 {
     http_conn *c = p->data;
     strbuf_append(&c->head, "", 1);
+    strbuf_append(&c->url, "", 0);
+    if (c->head.failed || c->url.failed)
+        return refuse(c, 503, "out of memory");
     c->is_http10 = p->http_major == 1 && p->http_minor == 0;
+    take_head(c);
+    choose_id(c);
+    add_cors_lines(c);
     if (p->http_major > 1)
         return refuse(c, 505, "only HTTP/1.1 and HTTP/1.0 are spoken here");
+    if (!http_auth_allows(c->host->auth, c->request.method, c->request.path,
+                          http_conn_header(c, "authorization"), http_conn_header(c, "x-api-key")))
+        return refuse_key(c);
     /* An offer to change the protocol (curl --http2) may be ignored; llhttp would take what follows
      * for another protocol. */
     p->upgrade = 0;
@@ -212,7 +303,16 @@ static void reset_request(http_conn *c)
     c->streaming = false;
     c->has_bytes = false;
     c->refuse_status = 0;
+    c->request = (http_request){0};
+    c->is_head = false;
+    c->id[0] = '\0';
+    strbuf_reset(&c->answer_lines);
+    c->status = 0;
+    c->n_sent_bytes = 0;
+    c->n_prompt_tokens = -1;
+    c->n_output_tokens = -1;
     c->disconnect_fn = NULL;
+    c->deadline_fn = NULL;
     c->unsent_bytes = 0;
     c->since_us = clock_now_us();
 }
@@ -224,9 +324,28 @@ static void on_closed(uv_handle_t *handle)
     c->host->on_closed(c->host->arg, c);
     strbuf_deinit(&c->url);
     strbuf_deinit(&c->head);
+    strbuf_deinit(&c->answer_lines);
     strbuf_deinit(&c->body);
     strbuf_deinit(&c->pending);
     mem_free(c);
+}
+
+/* The answer has ended: whole, or because the client left before it was out. */
+static void tell_end(http_conn *c, bool left_early)
+{
+    if (!c->host->cfg->access_log)
+        return;
+    access_log_write(&(access_entry){
+        .id = c->id[0] != '\0' ? c->id : "-",
+        .method = c->request.method != NULL ? c->request.method : "-",
+        .path = c->request.path != NULL ? c->request.path : "-",
+        .status = c->status != 0 ? c->status : ACCESS_LOG_LEFT,
+        .n_bytes = c->n_sent_bytes,
+        .duration_us = clock_now_us() - c->arrived_us,
+        .n_prompt_tokens = c->n_prompt_tokens,
+        .n_output_tokens = c->n_output_tokens,
+        .left_early = left_early,
+    });
 }
 
 void http_conn_close(http_conn *c)
@@ -241,6 +360,8 @@ void http_conn_close(http_conn *c)
         c->disconnect_fn = NULL;
         fn(c->disconnect_arg);
     }
+    if (was_answering)
+        tell_end(c, true);
 }
 
 void http_conn_close_if_idle(http_conn *c)
@@ -263,11 +384,23 @@ static void check_output(http_conn *c, uint64_t now_us)
     http_conn_close(c);
 }
 
+static void check_deadline(http_conn *c, uint64_t now_us)
+{
+    uint64_t limit_us = (uint64_t)c->host->cfg->request_timeout_s * 1000000u;
+    if (limit_us == 0 || c->deadline_fn == NULL || now_us - c->arrived_us < limit_us)
+        return;
+    void (*fn)(void *) = c->deadline_fn;
+    c->deadline_fn = NULL;
+    fn(c->deadline_arg);
+}
+
 void http_conn_check_time(http_conn *c, uint64_t now_us)
 {
     uint64_t waited_us = now_us - c->since_us;
     if (c->phase == PHASE_LINGERING && waited_us > LINGER_US)
         http_conn_close(c);
+    if (c->phase == PHASE_ANSWERING)
+        check_deadline(c, now_us);
     if (c->phase == PHASE_ANSWERING)
         check_output(c, now_us);
     if (c->phase != PHASE_READING)
@@ -279,7 +412,6 @@ void http_conn_check_time(http_conn *c, uint64_t now_us)
     if (c->has_bytes) {
         c->phase = PHASE_ANSWERING;
         c->keep_alive = false;
-        c->is_head = false;
         http_error_respond(c, 408, NULL,
                            "the request did not arrive within %llu s (header_timeout_s)",
                            (unsigned long long)limit_s);
@@ -331,39 +463,12 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     process_input(c, buf->base, (size_t)n);
 }
 
-/* The target without "http://host", which clients behind a proxy send. */
-static char *origin_form(char *url)
-{
-    static char root[] = "/";
-    if (strncasecmp(url, "http://", 7) != 0)
-        return url;
-    url += 7 + strcspn(url + 7, "/?");
-    return *url == '/' ? url : root;
-}
-
 static void dispatch(http_conn *c)
 {
-    if (c->url.data == NULL)
-        strbuf_append(&c->url, "", 0);
-    if (c->url.data == NULL) {
-        http_conn_close(c);
-        return;
-    }
-    char *url = origin_form(c->url.data);
-    char *query = strchr(url, '?');
-    if (query != NULL)
-        *query = '\0';
     if (c->body.data == NULL)
         strbuf_append(&c->body, "", 0);
-    c->request = (http_request){
-        .method = llhttp_method_name((llhttp_method_t)c->parser.method),
-        .path = url,
-        .query = query != NULL ? query + 1 : "",
-        .body = c->body.data != NULL ? c->body.data : "",
-        .n_body_bytes = c->body.n_bytes,
-        .is_head = c->parser.method == HTTP_HEAD,
-    };
-    c->is_head = c->request.is_head;
+    c->request.body = c->body.data != NULL ? c->body.data : "";
+    c->request.n_body_bytes = c->body.n_bytes;
     c->phase = PHASE_ANSWERING;
     c->unsent_bytes = 0;
     c->host->on_request(c->host->arg, c, &c->request);
@@ -378,6 +483,7 @@ static void process_input(http_conn *c, const char *data, size_t n_bytes)
     if (!c->has_bytes) {
         c->has_bytes = true;
         c->since_us = clock_now_us();
+        c->arrived_us = c->since_us;
     }
     llhttp_errno_t rc = llhttp_execute(&c->parser, data, n_bytes);
     if (rc == HPE_OK || c->phase == PHASE_CLOSING)
@@ -394,11 +500,10 @@ static void process_input(http_conn *c, const char *data, size_t n_bytes)
      * no meaning. */
     c->phase = PHASE_ANSWERING;
     c->keep_alive = false;
-    c->is_head = false;
     strbuf_reset(&c->pending);
     drop_body(c);
     if (c->refuse_status != 0)
-        http_error_respond(c, c->refuse_status, NULL, "%s", c->refuse_text);
+        http_error_respond_code(c, c->refuse_status, NULL, c->refuse_code, c->refuse_text);
     else
         http_error_respond(c, 400, NULL, "malformed HTTP request: %s",
                            llhttp_get_error_reason(&c->parser));
@@ -418,8 +523,7 @@ static void next_request(http_conn *c)
     }
 }
 
-pgd_err http_conn_accept(http_conn **out, uv_stream_t *listener, bool is_pipe,
-                         const http_conn_host *host)
+pgd_err http_conn_accept(http_conn **out, uv_stream_t *listener, bool is_pipe, http_conn_host *host)
 {
     http_conn *c = mem_calloc(1, sizeof(*c));
     if (c == NULL)
@@ -434,6 +538,7 @@ pgd_err http_conn_accept(http_conn **out, uv_stream_t *listener, bool is_pipe,
     c->io.stream.data = c;
     strbuf_init(&c->url);
     strbuf_init(&c->head);
+    strbuf_init(&c->answer_lines);
     strbuf_init(&c->body);
     strbuf_init(&c->pending);
     if (parser_settings.on_url == NULL) {
@@ -465,6 +570,7 @@ void http_conn_refuse(http_conn *c)
         return;
     c->phase = PHASE_ANSWERING;
     c->keep_alive = false;
+    c->arrived_us = clock_now_us();
     http_error_respond(c, 503, NULL, "too many connections (max_connections); try again later");
 }
 
@@ -481,6 +587,23 @@ void http_conn_on_disconnect(http_conn *c, void (*fn)(void *arg), void *arg)
 {
     c->disconnect_fn = fn;
     c->disconnect_arg = arg;
+}
+
+void http_conn_on_deadline(http_conn *c, void (*fn)(void *arg), void *arg)
+{
+    c->deadline_fn = fn;
+    c->deadline_arg = arg;
+}
+
+const char *http_conn_request_id(const http_conn *c)
+{
+    return c->id;
+}
+
+void http_conn_note_tokens(http_conn *c, int64_t n_prompt_tokens, int64_t n_output_tokens)
+{
+    c->n_prompt_tokens = n_prompt_tokens;
+    c->n_output_tokens = n_output_tokens;
 }
 
 /* --- output ----------------------------------------------------------------------------------- */
@@ -507,13 +630,19 @@ static void on_written(uv_write_t *req, int status)
     write_op *op = (write_op *)(void *)req;
     http_conn *c = op->conn;
     bool is_last = op->is_last;
+    size_t n_bytes = op->n_bytes;
     mem_free(op);
     if (c->phase == PHASE_CLOSING)
         return;
     c->since_us = clock_now_us();
     if (status != 0) {
         http_conn_close(c);
-    } else if (is_last) {
+        return;
+    }
+    if (c->status != 0) /* not "100 Continue" */
+        c->n_sent_bytes += n_bytes;
+    if (is_last) {
+        tell_end(c, false);
         if (c->keep_alive && !c->host->draining)
             next_request(c);
         else
@@ -536,7 +665,7 @@ static void send_bytes(http_conn *c, const void *data, size_t n_bytes, bool is_l
     if (n_bytes > 0)
         memcpy(op->data, data, n_bytes);
     if (is_last)
-        c->disconnect_fn = NULL; /* complete as far as the answerer is concerned */
+        c->disconnect_fn = c->deadline_fn = NULL; /* complete for the answerer */
     uv_buf_t buf = uv_buf_init(op->data, (unsigned)n_bytes);
     if (uv_write(&op->req, &c->io.stream, &buf, 1, on_written) != 0) {
         mem_free(op);
@@ -547,7 +676,14 @@ static void send_bytes(http_conn *c, const void *data, size_t n_bytes, bool is_l
 static void append_head(strbuf *b, http_conn *c, int status, const char *content_type,
                         const char *extra)
 {
-    strbuf_appendf(b, "HTTP/1.1 %d %s\r\n", status, http_status_text(status));
+    if (c->id[0] == '\0')
+        choose_id(c); /* refused before its header was complete */
+    c->status = status;
+    strbuf_appendf(b, "HTTP/1.1 %d %s\r\nX-Request-Id: %s\r\n", status, http_status_text(status),
+                   c->id);
+    if (c->answer_lines.n_bytes > 0)
+        strbuf_append(b, c->answer_lines.data, c->answer_lines.n_bytes);
+    b->failed = b->failed || c->answer_lines.failed;
     if (content_type != NULL)
         strbuf_appendf(b, "Content-Type: %s\r\n", content_type);
     if (extra != NULL)

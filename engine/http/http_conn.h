@@ -1,6 +1,11 @@
 /* One HTTP/1.1 connection: parse, hand a complete request to the handler, write the answer with
  * back-pressure.
  *
+ * Who may ask is decided when the header of a request is there, before its body is read. Every
+ * answer carries X-Request-Id (the client's own, if it is 1 to 128 visible ASCII bytes without
+ * quotes or backslashes; else one made here) and the CORS lines that its Origin calls for; with
+ * access_log each request is one log line when its answer ends.
+ *
  * Requests on one connection are answered one after the other (pipelined bytes wait, bounded). The
  * client's going away while its request is being answered is told to the answerer at once through
  * the disconnect callback; after that, and after http_conn_respond or http_conn_stream_end, the
@@ -17,6 +22,9 @@
 #include "common/err.h"
 #include "common/list.h"
 #include "config/config.h"
+#include "engine/http/http_auth.h"
+
+#define HTTP_CONN_ID_BYTES 129 /* of a request id, with its NUL */
 
 typedef struct http_conn http_conn;
 
@@ -38,8 +46,10 @@ typedef struct http_conn_host {
         void *arg,
         http_conn *conn); /* the connection is gone; its memory is freed after this call */
     void *arg;
-    bool draining;  /* set by the server: answers say Connection: close */
-    char *read_buf; /* [HTTP_CONN_READ_BYTES], shared: a read is used up before the next one */
+    const http_auth *auth;
+    uint64_t next_id; /* request ids are made of this; starts at random */
+    bool draining;    /* set by the server: answers say Connection: close */
+    char *read_buf;   /* [HTTP_CONN_READ_BYTES], shared: a read is used up before the next one */
     size_t *n_body_bytes; /* of all bodies that are arriving or being looked at, now */
 } http_conn_host;
 
@@ -50,7 +60,7 @@ typedef struct http_conn_host {
 
 /* Accepts from listener; a refusal closes at once. host: borrow until on_closed. */
 PGD_MUST_USE pgd_err http_conn_accept(http_conn **out, uv_stream_t *listener, bool is_pipe,
-                                      const http_conn_host *host);
+                                      http_conn_host *host);
 /* Answers 503 without reading a request, then closes: for a connection over the limit. */
 void http_conn_refuse(http_conn *c);
 /* Closes now; a request being answered gets its disconnect callback. */
@@ -68,6 +78,15 @@ const char *http_conn_header(const http_conn *c, const char *name);
 
 /* fn is called at most once, when the client goes away before the answer is complete. */
 void http_conn_on_disconnect(http_conn *c, void (*fn)(void *arg), void *arg);
+
+/* fn is called at most once, when the request has been here for request_timeout and its answer is
+ * not complete; it must end the answer. */
+void http_conn_on_deadline(http_conn *c, void (*fn)(void *arg), void *arg);
+
+/* Borrow until the answer is complete. */
+const char *http_conn_request_id(const http_conn *c);
+/* For the access log. */
+void http_conn_note_tokens(http_conn *c, int64_t n_prompt_tokens, int64_t n_output_tokens);
 
 /* The whole answer. extra: further header lines, each ending in \r\n, or NULL. body may be NULL
  * with 0 bytes. */

@@ -25,6 +25,7 @@ static const status_row rows[] = {
     {500, "Internal Server Error", "server_error"},
     {501, "Not Implemented", "not_implemented_error"},
     {503, "Service Unavailable", "unavailable_error"},
+    {504, "Gateway Timeout", "timeout_error"},
     {505, "HTTP Version Not Supported", "invalid_request_error"},
 };
 
@@ -64,8 +65,12 @@ void http_error_respond_code(http_conn *c, int status, const char *param, const 
     strbuf b;
     strbuf_init(&b);
     http_error_append(&b, status, param, code, message);
-    const char *retry = status == 429 || status == 503 ? "Retry-After: 1\r\n" : NULL;
-    http_conn_respond(c, status, "application/json", retry, b.data, b.n_bytes);
+    const char *extra = NULL;
+    if (status == 429 || status == 503)
+        extra = "Retry-After: 1\r\n";
+    else if (status == 401)
+        extra = "WWW-Authenticate: Bearer\r\n";
+    http_conn_respond(c, status, "application/json", extra, b.data, b.n_bytes);
     strbuf_deinit(&b);
 }
 

@@ -13,7 +13,8 @@ const char *http_status_text(int status);
 /* Appends the object {"error": ...}. param may be NULL; code NULL = the status as a number. */
 void http_error_append(strbuf *out, int status, const char *param, const char *code,
                        const char *message);
-/* Answers a request that has not begun to stream; 429 and 503 carry Retry-After. */
+/* Answers a request that has not begun to stream; 429 and 503 carry Retry-After,
+ * 401 WWW-Authenticate. */
 void http_error_respond(http_conn *c, int status, const char *param, const char *fmt, ...)
     PGD_PRINTF(4, 5);
 /* The same with a code such as "model_not_found" or "context_length_exceeded". */

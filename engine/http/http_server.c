@@ -1,13 +1,16 @@
-/* The listener and its connections. Bound early, so that a busy port is told before a model is
+/* The listeners and their connections. Bound early, so that a busy port is told before a model is
  * loaded (and nothing is loaded twice by mistake). Over max_connections a client gets a short 503
  * and is closed; over MAX_REFUSED of those at once it is closed without a word. */
 #include "engine/http/http_server.h"
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include <fcntl.h>
 #include <netinet/in.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -17,24 +20,46 @@
 #include "common/list.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "engine/http/http_cors.h"
 
 #define LISTEN_BACKLOG 511
 #define SWEEP_MS       1000
+#define SWEEP_SOON_MS  100 /* with request_timeout: about as long as a step */
 #define MAX_REFUSED    32
+#define MAX_LISTENERS  32
+#define FIRST_FD       3 /* of those that systemd passes */
+
+typedef union socket_address {
+    struct sockaddr any;
+    struct sockaddr_in in;
+    struct sockaddr_in6 in6;
+    struct sockaddr_un un;
+    struct sockaddr_storage storage;
+} socket_address;
+
+typedef struct listener {
+    union {
+        uv_stream_t stream;
+        uv_tcp_t tcp;
+        uv_pipe_t pipe;
+    } io;
+    http_server *server;
+    bool is_pipe;
+    bool is_inherited;
+    bool is_open;
+    bool accept_waits; /* a client that there was no memory for */
+} listener;
 
 struct http_server {
     http_conn_host host;
     http_handler_fn handler;
     void *handler_arg;
-    union {
-        uv_stream_t stream;
-        uv_tcp_t tcp;
-        uv_pipe_t pipe;
-    } listener;
+    http_auth *auth;
+    listener listeners[MAX_LISTENERS];
+    int n_listeners;
     uv_timer_t sweep;
-    bool is_pipe;
-    bool listener_open;
-    bool accept_waits; /* a client that there was no memory for */
+    bool is_reachable; /* from other machines */
+    bool has_accepted_inherited;
     int n_open_handles;
     list_node conns;
     size_t n_body_bytes;
@@ -68,9 +93,10 @@ static void on_conn_closed(void *arg, http_conn *conn)
     check_all_closed(s);
 }
 
-static void on_connection(uv_stream_t *listener, int status)
+static void on_connection(uv_stream_t *stream, int status)
 {
-    http_server *s = listener->data;
+    listener *l = stream->data;
+    http_server *s = l->server;
     http_conn *conn;
     if (status != 0) {
         uint64_t n;
@@ -79,9 +105,9 @@ static void on_connection(uv_stream_t *listener, int status)
                      uv_strerror(status), (unsigned long long)n);
         return;
     }
-    if (http_conn_accept(&conn, listener, s->is_pipe, &s->host) != PGD_OK) {
+    if (http_conn_accept(&conn, stream, l->is_pipe, &s->host) != PGD_OK) {
         /* libuv listens no more until this one is accepted: the sweep tries again. */
-        s->accept_waits = true;
+        l->accept_waits = true;
         log_warn("http", "out of memory for a connection");
         return;
     }
@@ -105,9 +131,12 @@ static void on_sweep(uv_timer_t *timer)
 {
     http_server *s = timer->data;
     uint64_t now = clock_now_us();
-    if (s->accept_waits && s->listener_open) {
-        s->accept_waits = false;
-        on_connection(&s->listener.stream, 0);
+    for (int i = 0; i < s->n_listeners; i++) {
+        listener *l = &s->listeners[i];
+        if (l->accept_waits && l->is_open) {
+            l->accept_waits = false;
+            on_connection(&l->io.stream, 0);
+        }
     }
     for (list_node *n = s->conns.next; n != &s->conns;) {
         list_node *next = n->next; /* closing is asynchronous: n stays linked */
@@ -140,15 +169,52 @@ static pgd_err remove_stale_socket(const char *path, pgd_why *why)
     return PGD_OK;
 }
 
+static listener *add_listener(http_server *s, bool is_pipe, bool is_inherited)
+{
+    listener *l = &s->listeners[s->n_listeners++];
+    if (is_pipe)
+        uv_pipe_init(s->host.loop, &l->io.pipe, 0);
+    else
+        uv_tcp_init(s->host.loop, &l->io.tcp);
+    l->io.stream.data = l;
+    l->server = s;
+    l->is_pipe = is_pipe;
+    l->is_inherited = is_inherited;
+    l->is_open = true;
+    s->n_open_handles++;
+    return l;
+}
+
+static bool is_loopback(const socket_address *addr)
+{
+    if (addr->any.sa_family == AF_INET)
+        return (ntohl(addr->in.sin_addr.s_addr) >> 24) == 127;
+    return IN6_IS_ADDR_LOOPBACK(&addr->in6.sin6_addr);
+}
+
+/* Of a bound TCP socket. */
+static void note_address(http_server *s, const socket_address *addr)
+{
+    char name[INET6_ADDRSTRLEN] = "?";
+    bool is_ip6 = addr->any.sa_family == AF_INET6;
+    int port = ntohs(is_ip6 ? addr->in6.sin6_port : addr->in.sin_port);
+    if (is_ip6)
+        uv_ip6_name(&addr->in6, name, sizeof(name));
+    else
+        uv_ip4_name(&addr->in, name, sizeof(name));
+    s->is_reachable = s->is_reachable || !is_loopback(addr);
+    if (s->address[0] == '\0')
+        snprintf(s->address, sizeof(s->address), is_ip6 ? "http://[%s]:%d" : "http://%s:%d", name,
+                 port);
+}
+
 static pgd_err bind_pipe(http_server *s, const char *path, pgd_why *why)
 {
     PGD_TRY(remove_stale_socket(path, why));
-    uv_pipe_init(s->host.loop, &s->listener.pipe, 0);
-    s->listener_open = true;
-    s->n_open_handles++;
-    int rc = uv_pipe_bind(&s->listener.pipe, path);
+    listener *l = add_listener(s, true, false);
+    int rc = uv_pipe_bind(&l->io.pipe, path);
     if (rc == 0)
-        rc = uv_listen(&s->listener.stream, LISTEN_BACKLOG, on_connection);
+        rc = uv_listen(&l->io.stream, LISTEN_BACKLOG, on_connection);
     if (rc != 0)
         return pgd_fail(why, PGD_EIO, "cannot listen on unix socket %s: %s", path, uv_strerror(rc));
     snprintf(s->address, sizeof(s->address), "unix:%s", path);
@@ -157,35 +223,92 @@ static pgd_err bind_pipe(http_server *s, const char *path, pgd_why *why)
 
 static pgd_err bind_tcp(http_server *s, const char *host, int port, pgd_why *why)
 {
-    union {
-        struct sockaddr any;
-        struct sockaddr_in in;
-        struct sockaddr_in6 in6;
-        struct sockaddr_storage storage;
-    } addr;
+    socket_address addr;
     const char *name = strcmp(host, "localhost") == 0 ? "127.0.0.1" : host;
     if (uv_ip4_addr(name, port, &addr.in) != 0 && uv_ip6_addr(name, port, &addr.in6) != 0)
         return pgd_fail(why, PGD_EINVAL,
                         "host: expected an IPv4 or IPv6 address or localhost, got \"%s\"", host);
-    uv_tcp_init(s->host.loop, &s->listener.tcp);
-    s->listener_open = true;
-    s->n_open_handles++;
-    int rc = uv_tcp_bind(&s->listener.tcp, &addr.any, 0);
+    listener *l = add_listener(s, false, false);
+    int rc = uv_tcp_bind(&l->io.tcp, &addr.any, 0);
     /* libuv keeps EADDRINUSE for listen; listening here tells it now. Nothing is accepted before
      * the loop runs. */
     if (rc == 0)
-        rc = uv_listen(&s->listener.stream, LISTEN_BACKLOG, on_connection);
+        rc = uv_listen(&l->io.stream, LISTEN_BACKLOG, on_connection);
+    int len = sizeof(addr);
+    if (rc == 0)
+        rc = uv_tcp_getsockname(&l->io.tcp, &addr.any, &len);
     if (rc != 0)
         return pgd_fail(why, rc == UV_EADDRINUSE ? PGD_EBUSY : PGD_EIO,
                         "cannot listen on %s port %d: %s%s", host, port, uv_strerror(rc),
                         rc == UV_EADDRINUSE ? "; stop the other process or choose another --port"
                                             : "");
-    int len = sizeof(addr);
-    if (uv_tcp_getsockname(&s->listener.tcp, &addr.any, &len) == 0)
-        port = ntohs(addr.any.sa_family == AF_INET6 ? addr.in6.sin6_port : addr.in.sin_port);
-    snprintf(s->address, sizeof(s->address),
-             strchr(name, ':') != NULL ? "http://[%s]:%d" : "http://%s:%d", name, port);
+    note_address(s, &addr);
     return PGD_OK;
+}
+
+/* How many sockets systemd has passed to this very process: 0 without, -1 more than there is room
+ * for. */
+static int n_passed_sockets(void)
+{
+    const char *pid = getenv("LISTEN_PID");
+    const char *n_fds = getenv("LISTEN_FDS");
+    if (pid == NULL || n_fds == NULL || strtoll(pid, NULL, 10) != (long long)getpid())
+        return 0;
+    long long n = strtoll(n_fds, NULL, 10);
+    return n < 0 || n > MAX_LISTENERS ? -1 : (int)n;
+}
+
+static pgd_err inherit(http_server *s, int fd, pgd_why *why)
+{
+    socket_address addr = {.any.sa_family = AF_UNSPEC};
+    socklen_t addr_len = sizeof(addr);
+    int type = 0;
+    int is_listening = 0;
+    socklen_t len = sizeof(int);
+    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) != 0 || type != SOCK_STREAM ||
+        getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &len) != 0 || !is_listening ||
+        getsockname(fd, &addr.any, &addr_len) != 0)
+        return pgd_fail(why, PGD_EINVAL,
+                        "LISTEN_FDS: expected a listening stream socket, got something else, at "
+                        "descriptor %d (ListenStream= and Accept=no in the socket unit?)",
+                        fd);
+    int family = addr.any.sa_family;
+    if (family != AF_UNIX && family != AF_INET && family != AF_INET6)
+        return pgd_fail(why, PGD_EINVAL,
+                        "LISTEN_FDS: expected an address of TCP or a unix socket, got family %d, "
+                        "at descriptor %d",
+                        family, fd);
+    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+    listener *l = add_listener(s, family == AF_UNIX, true);
+    int rc = l->is_pipe ? uv_pipe_open(&l->io.pipe, fd) : uv_tcp_open(&l->io.tcp, fd);
+    if (rc != 0)
+        return pgd_fail(why, PGD_EIO, "LISTEN_FDS: cannot use descriptor %d: %s", fd,
+                        uv_strerror(rc));
+    if (!l->is_pipe)
+        note_address(s, &addr);
+    else if (s->address[0] == '\0')
+        snprintf(s->address, sizeof(s->address), "unix:%s",
+                 addr.un.sun_path[0] != '\0' ? addr.un.sun_path : "(abstract)");
+    return PGD_OK;
+}
+
+static pgd_err open_listeners(http_server *s, const config *cfg, pgd_why *why)
+{
+    int n_passed = n_passed_sockets();
+    if (n_passed < 0)
+        return pgd_fail(why, PGD_EINVAL, "LISTEN_FDS: expected 1 to %d sockets, got %s",
+                        MAX_LISTENERS, getenv("LISTEN_FDS"));
+    for (int i = 0; i < n_passed; i++)
+        PGD_TRY(inherit(s, FIRST_FD + i, why));
+    if (n_passed > 0) {
+        log_info("http",
+                 "listening on %d socket(s) of systemd, the first is %s; host, port and "
+                 "uds are not used",
+                 n_passed, s->address);
+        return PGD_OK;
+    }
+    return cfg->uds[0] != '\0' ? bind_pipe(s, cfg->uds, why)
+                               : bind_tcp(s, cfg->host, (int)cfg->port, why);
 }
 
 pgd_err http_server_create(http_server **out, uv_loop_t *loop, const config *cfg,
@@ -207,15 +330,22 @@ pgd_err http_server_create(http_server **out, uv_loop_t *loop, const config *cfg
                                .arg = s};
     s->handler = handler;
     s->handler_arg = arg;
-    s->is_pipe = cfg->uds[0] != '\0';
-    s->listener.stream.data = s;
     list_init(&s->conns);
     *out = s; /* on failure the caller closes and destroys, so that open handles leave through the
                  loop */
-    pgd_err err =
-        s->is_pipe ? bind_pipe(s, cfg->uds, why) : bind_tcp(s, cfg->host, (int)cfg->port, why);
-    s->listener.stream.data = s;
-    return err;
+    PGD_TRY(http_auth_create(&s->auth));
+    s->host.auth = s->auth;
+    if (getrandom(&s->host.next_id, sizeof(s->host.next_id), 0) < 0)
+        return pgd_fail(why, PGD_EIO, "no random numbers from the system");
+    PGD_TRY(http_auth_load(s->auth, cfg->api_key_file, why));
+    PGD_TRY(http_cors_check(cfg->allowed_origins, why));
+    PGD_TRY(open_listeners(s, cfg, why));
+    if (s->is_reachable && http_auth_n_keys(s->auth) == 0)
+        log_warn("http",
+                 "listening beyond loopback without API keys: whoever reaches %s can use this "
+                 "server; set api_key_file, or host = 127.0.0.1",
+                 s->address);
+    return PGD_OK;
 }
 
 pgd_err http_server_start(http_server *s, pgd_why *why)
@@ -225,8 +355,30 @@ pgd_err http_server_start(http_server *s, pgd_why *why)
         return pgd_fail(why, PGD_EIO, "cannot start a timer: %s", uv_strerror(rc));
     s->sweep.data = s;
     s->n_open_handles++;
-    uv_timer_start(&s->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
+    uint64_t period_ms = s->host.cfg->request_timeout_s > 0 ? SWEEP_SOON_MS : SWEEP_MS;
+    uv_timer_start(&s->sweep, on_sweep, period_ms, period_ms);
     return PGD_OK;
+}
+
+void http_server_accept_inherited(http_server *s)
+{
+    if (s->has_accepted_inherited || s->host.draining)
+        return;
+    s->has_accepted_inherited = true;
+    for (int i = 0; i < s->n_listeners; i++) {
+        listener *l = &s->listeners[i];
+        int rc = l->is_inherited ? uv_listen(&l->io.stream, LISTEN_BACKLOG, on_connection) : 0;
+        if (rc != 0)
+            log_error("http", "cannot listen on descriptor %d of systemd: %s", FIRST_FD + i,
+                      uv_strerror(rc));
+    }
+}
+
+pgd_err http_server_load_keys(http_server *s, const config *cfg, int32_t *n_keys, pgd_why *why)
+{
+    pgd_err err = http_auth_load(s->auth, cfg->api_key_file, why);
+    *n_keys = http_auth_n_keys(s->auth);
+    return err;
 }
 
 const char *http_server_address(const http_server *s)
@@ -234,19 +386,30 @@ const char *http_server_address(const http_server *s)
     return s->address;
 }
 
-static void on_handle_closed(uv_handle_t *handle)
+static void on_sweep_closed(uv_handle_t *handle)
 {
     http_server *s = handle->data;
     s->n_open_handles--;
     check_all_closed(s);
 }
 
+static void on_listener_closed(uv_handle_t *handle)
+{
+    listener *l = handle->data;
+    l->server->n_open_handles--;
+    check_all_closed(l->server);
+}
+
 void http_server_drain(http_server *s)
 {
     s->host.draining = true;
-    if (s->listener_open) {
-        s->listener_open = false;
-        uv_close((uv_handle_t *)&s->listener.stream, on_handle_closed); /* unlinks its file */
+    for (int i = 0; i < s->n_listeners; i++) {
+        listener *l = &s->listeners[i];
+        if (!l->is_open)
+            continue;
+        l->is_open = false;
+        /* A unix socket bound here loses its file; one of systemd stays open there. */
+        uv_close((uv_handle_t *)&l->io.stream, on_listener_closed);
     }
     for (list_node *n = s->conns.next; n != &s->conns; n = n->next)
         http_conn_close_if_idle(http_conn_from_node(n));
@@ -260,7 +423,7 @@ void http_server_close(http_server *s, void (*on_closed)(void *arg), void *arg)
     for (list_node *n = s->conns.next; n != &s->conns; n = n->next)
         http_conn_close(http_conn_from_node(n));
     if (s->sweep.data != NULL && !uv_is_closing((uv_handle_t *)&s->sweep))
-        uv_close((uv_handle_t *)&s->sweep, on_handle_closed);
+        uv_close((uv_handle_t *)&s->sweep, on_sweep_closed);
     check_all_closed(s);
 }
 
@@ -269,6 +432,7 @@ void http_server_destroy(http_server *s)
     if (s == NULL)
         return;
     PGD_ASSERT(s->n_conns == 0 && s->n_open_handles == 0);
+    http_auth_destroy(s->auth);
     mem_free(s->host.read_buf);
     mem_free(s);
 }

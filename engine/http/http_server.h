@@ -1,7 +1,10 @@
-/* Listening sockets and the set of connections.
+/* Listening sockets, the set of connections, and the API keys that they ask for.
  *
  * bind happens at create, before any model is loaded: a busy port is told within milliseconds.
  * Accepting begins at http_server_start, also while the model loads (handlers answer 503 then).
+ * Sockets that systemd passes (LISTEN_FDS) take the place of host, port and uds; their clients wait
+ * in the kernel until http_server_accept_inherited, so that the one whose connection started the
+ * service gets its answer.
  * Thread:  io
  */
 #ifndef ENGINE_HTTP_HTTP_SERVER_H
@@ -20,7 +23,12 @@ typedef void (*http_handler_fn)(void *arg, http_conn *conn, const http_request *
 PGD_MUST_USE pgd_err http_server_create(http_server **out, uv_loop_t *loop, const config *cfg,
                                         http_handler_fn handler, void *arg, pgd_why *why);
 PGD_MUST_USE pgd_err http_server_start(http_server *s, pgd_why *why);
-/* "http://127.0.0.1:8000" or "unix:/path"; borrow until destroy. */
+/* Begins to accept on sockets of systemd; does nothing without them or when called again. */
+void http_server_accept_inherited(http_server *s);
+/* Reads the API keys again; on failure the old ones stay. n_keys: how many there are now. */
+PGD_MUST_USE pgd_err http_server_load_keys(http_server *s, const config *cfg, int32_t *n_keys,
+                                           pgd_why *why);
+/* Of the first listening socket: "http://127.0.0.1:8000" or "unix:/path"; borrow until destroy. */
 const char *http_server_address(const http_server *s);
 /* Stops listening; idle connections close now, busy ones after their answer. */
 void http_server_drain(http_server *s);
