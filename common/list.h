@@ -57,4 +57,16 @@ static inline void list_remove(list_node *node)
     node->next = NULL;
 }
 
+/* Moves all nodes of from to out, which need not be initialised. */
+static inline void list_take_all(list_node *out, list_node *from)
+{
+    list_init(out);
+    if (list_is_empty(from))
+        return;
+    *out = *from;
+    out->next->prev = out;
+    out->prev->next = out;
+    list_init(from);
+}
+
 #endif

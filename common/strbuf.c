@@ -88,10 +88,13 @@ void strbuf_appendf(strbuf *b, const char *fmt, ...)
     va_list args, again;
     va_start(args, fmt);
     va_copy(again, args);
-    int n = vsnprintf(NULL, 0, fmt, args);
+    size_t n_free = b->failed || b->data == NULL ? 0 : b->cap_bytes - b->n_bytes;
+    int n = vsnprintf(n_free > 0 ? b->data + b->n_bytes : NULL, n_free, fmt, args);
     va_end(args);
     if (n < 0) {
         b->failed = true;
+    } else if ((size_t)n < n_free) {
+        b->n_bytes += (size_t)n;
     } else if (reserve(b, (size_t)n)) {
         vsnprintf(b->data + b->n_bytes, (size_t)n + 1, fmt, again);
         b->n_bytes += (size_t)n;

@@ -1,8 +1,10 @@
 /* Wiring: model file, tokenizer, core loop, and the table of live generations. The core thread
- * wakes the loop through one uv_async (wake-ups coalesce); the event ring is drained, then each
- * touched generation delivers one chunk, so that under load several tokens share one write. */
+ * wakes the loop through one uv_async (wake-ups coalesce). Events are applied, which is cheap, far
+ * ahead of the chunks that are delivered, which is not: a generation that has to wait for a later
+ * turn gathers the tokens that come meanwhile, so that under load chunks grow and delays do not. */
 #include "engine/engine.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -29,7 +31,9 @@ static const double itl_bounds[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.0
 static const double tokens_bounds[] = {1,   2,    5,    10,   20,    50,    100,   200,
                                        500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
 
-#define MAX_TURN_EVENTS 256 /* taken in one turn of the loop */
+/* In one turn of the loop: */
+#define MAX_TURN_VALUES 4096 /* tokens and logprobs applied */
+#define MAX_TURN_CHUNKS 256  /* delivered */
 
 struct engine {
     uv_loop_t *loop;
@@ -125,9 +129,9 @@ static void apply_event(engine *e, const core_event *event)
     }
 }
 
-static void flush_dirty(engine *e)
+static void deliver(engine *e, int max_chunks)
 {
-    while (!list_is_empty(&e->dirty)) {
+    for (int n = 0; n < max_chunks && !list_is_empty(&e->dirty); n++) {
         list_node *node = e->dirty.next;
         generation *g = LIST_ENTRY(node, generation, dirty_node);
         list_remove(node);
@@ -152,14 +156,14 @@ static void on_wake(uv_async_t *async)
 {
     engine *e = async->data;
     core_event event;
-    int n = 0;
-    while (n < MAX_TURN_EVENTS && core_loop_poll(e->core, &event)) {
+    int n_values = 0;
+    while (n_values < MAX_TURN_VALUES && core_loop_poll(e->core, &event)) {
         apply_event(e, &event);
-        n++;
+        n_values += 1 + event.n_logprobs;
     }
-    flush_dirty(e);
-    /* A core thread that makes events as fast as they are taken must not keep the loop here. */
-    if (n == MAX_TURN_EVENTS && e->wake_open && !uv_is_closing((uv_handle_t *)&e->wake))
+    deliver(e, MAX_TURN_CHUNKS);
+    bool is_done = n_values < MAX_TURN_VALUES && list_is_empty(&e->dirty);
+    if (!is_done && e->wake_open && !uv_is_closing((uv_handle_t *)&e->wake))
         uv_async_send(&e->wake);
 }
 
@@ -326,7 +330,7 @@ void engine_stop(engine *e)
     while (core_loop_poll(e->core, &event))
         apply_event(e, &event);
     tell_cache_reset(e, false);
-    flush_dirty(e);
+    deliver(e, INT_MAX);
     if (e->wake_open && !uv_is_closing((uv_handle_t *)&e->wake))
         uv_close((uv_handle_t *)&e->wake, on_wake_closed);
 }

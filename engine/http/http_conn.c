@@ -5,9 +5,16 @@
  * goes on meanwhile, because only a read tells that the client has left. Everything a request needs
  * lives in buffers that the next request reuses.
  *
+ * Output gathers in `out` and leaves once per turn of the loop, however many writes made it:
+ *
+ *   write → out → http_conn_flush_all → the kernel; what it does not take at once → sending
+ *
+ * While `sending` waits for the client, `out` goes on gathering; then the two change places, so that
+ * a stream writes without allocating. That an answer is over is acted on only when both are empty.
+ *
  * Rejected: one uv_timer per connection (a sweep once a second over the list costs less and has the
- * same precision that users can tell); uv_try_write (it would need a second path for the unsent
- * rest). */
+ * same precision that users can tell); uv_write for every piece (measured: its allocation, its
+ * callback and the epoll_ctl that libuv adds cost as much as rendering the token). */
 #include "engine/http/http_conn.h"
 
 #include <inttypes.h>
@@ -28,7 +35,7 @@
 #include "engine/http/http_errors.h"
 
 #define MAX_PENDING_BYTES 262144 /* pipelined input that may wait */
-#define MAX_KEPT_BYTES    65536  /* of a body buffer, for the next request */
+#define MAX_KEPT_BYTES    65536  /* of a buffer, for the next request */
 #define MAX_HEADERS       128
 #define LINGER_US         2000000u
 
@@ -59,25 +66,32 @@ struct http_conn {
     bool streaming;
     bool is_head;
     bool message_done;
+    bool is_last; /* the answer is complete once out and sending are empty */
+    bool is_sending;
     int refuse_status; /* answer with this once the parser has stopped */
     const char *refuse_code;
     const char *refuse_text;
     char id[HTTP_CONN_ID_BYTES];
-    strbuf answer_lines; /* header lines of every answer to this request */
-    int status;          /* of the answer that has begun; 0 = none */
-    uint64_t n_sent_bytes;
+    strbuf answer_lines;     /* header lines of every answer to this request */
+    int status;              /* of the answer that has begun; 0 = none */
     int64_t n_prompt_tokens; /* for the access log, -1 = no completion */
     int64_t n_output_tokens;
-    uint64_t arrived_us; /* first byte of the request */
-    uint64_t since_us;   /* start of the current wait: idle, first byte of the request, or last
+    uint64_t arrived_us;   /* first byte of the request */
+    uint64_t since_us;     /* start of the current wait: idle, first byte of the request, or last
                           progress of the unsent output */
-    size_t unsent_bytes; /* when that was looked at last */
-    bool has_bytes;      /* of the current request */
+    uint64_t given_bytes;  /* of output, over the connection's life */
+    uint64_t answer_bytes; /* of them before this answer */
+    uint64_t taken_bytes;  /* by the client, when that was looked at last */
+    bool has_bytes;        /* of the current request */
     strbuf url;
     strbuf head; /* header names and values, NUL-terminated */
     strbuf body;
     size_t n_counted; /* of body, in the host's n_body_bytes */
     strbuf pending;
+    strbuf out;
+    strbuf sending; /* while is_sending: what write_req points into */
+    uv_write_t write_req;
+    list_node out_node; /* in the host's outputs while out or is_last waits for the flush */
     header_ref headers[MAX_HEADERS];
     int n_headers;
     bool in_value;
@@ -87,14 +101,6 @@ struct http_conn {
     void (*deadline_fn)(void *arg);
     void *deadline_arg;
 };
-
-typedef struct write_op {
-    uv_write_t req;
-    http_conn *conn;
-    bool is_last; /* close when it is out */
-    size_t n_bytes;
-    char data[];
-} write_op;
 
 static llhttp_settings_t parser_settings;
 
@@ -167,7 +173,7 @@ static int on_header_value(llhttp_t *p, const char *at, size_t n)
     return c->head.failed ? refuse(c, 503, "out of memory") : 0;
 }
 
-static void send_bytes(http_conn *c, const void *data, size_t n_bytes, bool is_last);
+static void give_output(http_conn *c, const void *data, size_t n_bytes);
 
 /* The target without "http://host", which clients behind a proxy send. */
 static char *origin_form(char *url)
@@ -253,7 +259,7 @@ static int on_headers_complete(llhttp_t *p)
             return refuse(c, 417, "only Expect: 100-continue is understood");
         static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
         if (!c->is_http10)
-            send_bytes(c, go_on, sizeof(go_on) - 1, false);
+            give_output(c, go_on, sizeof(go_on) - 1);
     }
     return 0;
 }
@@ -282,14 +288,19 @@ static int on_message_complete(llhttp_t *p)
 /* --- life ------------------------------------------------------------------------------------- */
 
 /* A small buffer stays for the next request. */
+static void drop_bytes(strbuf *b)
+{
+    if (b->cap_bytes > MAX_KEPT_BYTES)
+        strbuf_deinit(b);
+    else
+        strbuf_reset(b);
+}
+
 static void drop_body(http_conn *c)
 {
     *c->host->n_body_bytes -= c->n_counted;
     c->n_counted = 0;
-    if (c->body.cap_bytes > MAX_KEPT_BYTES)
-        strbuf_deinit(&c->body);
-    else
-        strbuf_reset(&c->body);
+    drop_bytes(&c->body);
 }
 
 static void reset_request(http_conn *c)
@@ -300,6 +311,7 @@ static void reset_request(http_conn *c)
     c->n_headers = 0;
     c->in_value = false;
     c->message_done = false;
+    c->is_last = false;
     c->streaming = false;
     c->has_bytes = false;
     c->refuse_status = 0;
@@ -308,12 +320,10 @@ static void reset_request(http_conn *c)
     c->id[0] = '\0';
     strbuf_reset(&c->answer_lines);
     c->status = 0;
-    c->n_sent_bytes = 0;
     c->n_prompt_tokens = -1;
     c->n_output_tokens = -1;
     c->disconnect_fn = NULL;
     c->deadline_fn = NULL;
-    c->unsent_bytes = 0;
     c->since_us = clock_now_us();
 }
 
@@ -327,7 +337,21 @@ static void on_closed(uv_handle_t *handle)
     strbuf_deinit(&c->answer_lines);
     strbuf_deinit(&c->body);
     strbuf_deinit(&c->pending);
+    strbuf_deinit(&c->out);
+    strbuf_deinit(&c->sending);
     mem_free(c);
+}
+
+static size_t unsent_bytes(const http_conn *c)
+{
+    return c->out.n_bytes + uv_stream_get_write_queue_size(&c->io.stream);
+}
+
+/* Bytes of this answer that the kernel has taken. */
+static uint64_t sent_bytes(const http_conn *c)
+{
+    uint64_t taken = c->given_bytes - unsent_bytes(c);
+    return c->status != 0 && taken > c->answer_bytes ? taken - c->answer_bytes : 0;
 }
 
 /* The answer has ended: whole, or because the client left before it was out. */
@@ -340,7 +364,7 @@ static void tell_end(http_conn *c, bool left_early)
         .method = c->request.method != NULL ? c->request.method : "-",
         .path = c->request.path != NULL ? c->request.path : "-",
         .status = c->status != 0 ? c->status : ACCESS_LOG_LEFT,
-        .n_bytes = c->n_sent_bytes,
+        .n_bytes = sent_bytes(c),
         .duration_us = clock_now_us() - c->arrived_us,
         .n_prompt_tokens = c->n_prompt_tokens,
         .n_output_tokens = c->n_output_tokens,
@@ -354,6 +378,8 @@ void http_conn_close(http_conn *c)
         return;
     bool was_answering = c->phase == PHASE_ANSWERING;
     c->phase = PHASE_CLOSING;
+    if (list_is_linked(&c->out_node))
+        list_remove(&c->out_node);
     uv_close((uv_handle_t *)&c->io.stream, on_closed);
     if (was_answering && c->disconnect_fn != NULL) {
         void (*fn)(void *) = c->disconnect_fn;
@@ -373,10 +399,11 @@ void http_conn_close_if_idle(http_conn *c)
 /* A client that takes nothing of its answer would hold its connection for good. */
 static void check_output(http_conn *c, uint64_t now_us)
 {
-    size_t unsent = uv_stream_get_write_queue_size(&c->io.stream);
-    if (unsent == 0 || unsent < c->unsent_bytes || c->unsent_bytes == 0)
+    size_t unsent = unsent_bytes(c);
+    uint64_t taken = c->given_bytes - unsent;
+    if (unsent == 0 || taken != c->taken_bytes)
         c->since_us = now_us;
-    c->unsent_bytes = unsent;
+    c->taken_bytes = taken;
     if (now_us - c->since_us < (uint64_t)c->host->cfg->idle_timeout_s * 1000000u)
         return;
     log_info("http", "client took nothing of its answer for %lld s: dropped with %zu unsent bytes",
@@ -470,7 +497,6 @@ static void dispatch(http_conn *c)
     c->request.body = c->body.data != NULL ? c->body.data : "";
     c->request.n_body_bytes = c->body.n_bytes;
     c->phase = PHASE_ANSWERING;
-    c->unsent_bytes = 0;
     c->host->on_request(c->host->arg, c, &c->request);
     /* The handler has taken what it needs; a large body is not kept through a long answer. */
     c->request.body = NULL;
@@ -509,8 +535,7 @@ static void process_input(http_conn *c, const char *data, size_t n_bytes)
                            llhttp_get_error_reason(&c->parser));
 }
 
-/* After an answer: take up pipelined bytes. Runs from the loop (uv write callback), never from
- * inside a handler. */
+/* After an answer: take up pipelined bytes. Runs from the flush, never from inside a handler. */
 static void next_request(http_conn *c)
 {
     reset_request(c);
@@ -541,6 +566,8 @@ pgd_err http_conn_accept(http_conn **out, uv_stream_t *listener, bool is_pipe, h
     strbuf_init(&c->answer_lines);
     strbuf_init(&c->body);
     strbuf_init(&c->pending);
+    strbuf_init(&c->out);
+    strbuf_init(&c->sending);
     if (parser_settings.on_url == NULL) {
         llhttp_settings_init(&parser_settings);
         parser_settings.on_header_field = on_header_field;
@@ -625,52 +652,104 @@ static void linger(http_conn *c)
     }
 }
 
+static void flush(http_conn *c);
+
 static void on_written(uv_write_t *req, int status)
 {
-    write_op *op = (write_op *)(void *)req;
-    http_conn *c = op->conn;
-    bool is_last = op->is_last;
-    size_t n_bytes = op->n_bytes;
-    mem_free(op);
+    http_conn *c = LIST_ENTRY(req, http_conn, write_req);
+    c->is_sending = false;
+    drop_bytes(&c->sending);
     if (c->phase == PHASE_CLOSING)
         return;
-    c->since_us = clock_now_us();
-    if (status != 0) {
+    if (status != 0)
         http_conn_close(c);
-        return;
-    }
-    if (c->status != 0) /* not "100 Continue" */
-        c->n_sent_bytes += n_bytes;
-    if (is_last) {
-        tell_end(c, false);
-        if (c->keep_alive && !c->host->draining)
-            next_request(c);
-        else
-            linger(c);
+    else
+        flush(c);
+}
+
+/* What the kernel did not take of out, from byte start on, waits for the client in sending. */
+static void send_rest(http_conn *c, size_t start)
+{
+    strbuf rest = c->out;
+    c->out = c->sending;
+    c->sending = rest;
+    uv_buf_t buf = {.base = rest.data + start, .len = rest.n_bytes - start};
+    c->is_sending = true;
+    if (uv_write(&c->write_req, &c->io.stream, &buf, 1, on_written) != 0) {
+        c->is_sending = false;
+        http_conn_close(c);
     }
 }
 
-static void send_bytes(http_conn *c, const void *data, size_t n_bytes, bool is_last)
+static void flush(http_conn *c)
 {
-    if (c->phase == PHASE_CLOSING)
-        return;
-    write_op *op = mem_alloc(sizeof(*op) + n_bytes);
-    if (op == NULL) {
-        http_conn_close(c);
-        return;
+    if (list_is_linked(&c->out_node))
+        list_remove(&c->out_node);
+    if (c->is_sending || c->phase == PHASE_CLOSING)
+        return; /* on_written comes back here */
+    if (c->out.n_bytes > 0) {
+        uv_buf_t buf = {.base = c->out.data, .len = c->out.n_bytes};
+        int n = uv_try_write(&c->io.stream, &buf, 1);
+        if (n < 0 && n != UV_EAGAIN) {
+            http_conn_close(c);
+            return;
+        }
+        size_t n_taken = (size_t)PGD_MAX(n, 0);
+        if (n_taken < c->out.n_bytes) {
+            send_rest(c, n_taken);
+            return;
+        }
+        drop_bytes(&c->out);
     }
-    op->conn = c;
-    op->is_last = is_last;
-    op->n_bytes = n_bytes;
-    if (n_bytes > 0)
-        memcpy(op->data, data, n_bytes);
-    if (is_last)
-        c->disconnect_fn = c->deadline_fn = NULL; /* complete for the answerer */
-    uv_buf_t buf = uv_buf_init(op->data, (unsigned)n_bytes);
-    if (uv_write(&op->req, &c->io.stream, &buf, 1, on_written) != 0) {
-        mem_free(op);
+    if (!c->is_last)
+        return;
+    tell_end(c, false);
+    if (c->keep_alive && !c->host->draining)
+        next_request(c);
+    else
+        linger(c);
+}
+
+/* What is added meanwhile, by pipelined requests, is for the next turn. */
+void http_conn_flush_all(const http_conn_host *host)
+{
+    list_node batch;
+    list_take_all(&batch, host->outputs);
+    while (!list_is_empty(&batch))
+        flush(LIST_ENTRY(batch.next, http_conn, out_node));
+}
+
+static void want_flush(http_conn *c)
+{
+    if (c->phase == PHASE_CLOSING || list_is_linked(&c->out_node))
+        return;
+    if (list_is_empty(c->host->outputs))
+        c->host->on_output(c->host->arg);
+    list_append(c->host->outputs, &c->out_node);
+}
+
+/* After appending n_bytes to out. */
+static void note_output(http_conn *c, size_t n_bytes)
+{
+    c->given_bytes += n_bytes;
+    if (c->out.failed)
         http_conn_close(c);
-    }
+    else
+        want_flush(c);
+}
+
+static void give_output(http_conn *c, const void *data, size_t n_bytes)
+{
+    strbuf_append(&c->out, data, n_bytes);
+    note_output(c, n_bytes);
+}
+
+/* The answer is complete as far as the answerer is concerned. */
+static void end_answer(http_conn *c)
+{
+    c->is_last = true;
+    c->disconnect_fn = c->deadline_fn = NULL;
+    want_flush(c);
 }
 
 static void append_head(strbuf *b, http_conn *c, int status, const char *content_type,
@@ -679,6 +758,7 @@ static void append_head(strbuf *b, http_conn *c, int status, const char *content
     if (c->id[0] == '\0')
         choose_id(c); /* refused before its header was complete */
     c->status = status;
+    c->answer_bytes = c->given_bytes;
     strbuf_appendf(b, "HTTP/1.1 %d %s\r\nX-Request-Id: %s\r\n", status, http_status_text(status),
                    c->id);
     if (c->answer_lines.n_bytes > 0)
@@ -698,19 +778,17 @@ void http_conn_respond(http_conn *c, int status, const char *content_type, const
                        const void *body, size_t n_bytes)
 {
     PGD_ASSERT(c->phase != PHASE_READING && !c->streaming);
-    strbuf b;
-    strbuf_init(&b);
-    append_head(&b, c, status, content_type, extra);
+    if (c->phase == PHASE_CLOSING)
+        return;
+    size_t before = c->out.n_bytes;
+    append_head(&c->out, c, status, content_type, extra);
     if (status != 204)
-        strbuf_appendf(&b, "Content-Length: %zu\r\n", n_bytes);
-    strbuf_append_str(&b, "\r\n");
+        strbuf_appendf(&c->out, "Content-Length: %zu\r\n", n_bytes);
+    strbuf_append_str(&c->out, "\r\n");
     if (!c->is_head && n_bytes > 0)
-        strbuf_append(&b, body, n_bytes);
-    if (b.failed)
-        http_conn_close(c);
-    else
-        send_bytes(c, b.data, b.n_bytes, true);
-    strbuf_deinit(&b);
+        strbuf_append(&c->out, body, n_bytes);
+    end_answer(c);
+    note_output(c, c->out.n_bytes - before);
 }
 
 void http_conn_stream_begin(http_conn *c, int status, const char *content_type, const char *extra)
@@ -719,15 +797,25 @@ void http_conn_stream_begin(http_conn *c, int status, const char *content_type, 
     c->streaming = true;
     if (c->is_http10)
         c->keep_alive = false; /* the end of the stream is the end of the connection */
-    strbuf b;
-    strbuf_init(&b);
-    append_head(&b, c, status, content_type, extra);
-    strbuf_append_str(&b, c->is_http10 ? "\r\n" : "Transfer-Encoding: chunked\r\n\r\n");
-    if (b.failed)
-        http_conn_close(c);
-    else
-        send_bytes(c, b.data, b.n_bytes, false);
-    strbuf_deinit(&b);
+    if (c->phase == PHASE_CLOSING)
+        return;
+    size_t before = c->out.n_bytes;
+    append_head(&c->out, c, status, content_type, extra);
+    strbuf_append_str(&c->out, c->is_http10 ? "\r\n" : "Transfer-Encoding: chunked\r\n\r\n");
+    note_output(c, c->out.n_bytes - before);
+}
+
+/* "%zx\r\n", at a tenth of its cost. */
+static void append_chunk_head(strbuf *b, size_t n_bytes)
+{
+    char text[2 * sizeof(n_bytes) + 2];
+    size_t at = sizeof(text);
+    text[--at] = '\n';
+    text[--at] = '\r';
+    do
+        text[--at] = "0123456789abcdef"[n_bytes % 16];
+    while ((n_bytes /= 16) > 0);
+    strbuf_append(b, text + at, sizeof(text) - at);
 }
 
 bool http_conn_stream_write(http_conn *c, const void *data, size_t n_bytes)
@@ -737,28 +825,24 @@ bool http_conn_stream_write(http_conn *c, const void *data, size_t n_bytes)
         return false;
     if (n_bytes == 0)
         return true;
-    if (uv_stream_get_write_queue_size(&c->io.stream) + n_bytes >
-        (size_t)c->host->cfg->max_output_buffer_bytes) {
+    size_t max_bytes = (size_t)c->host->cfg->max_output_buffer_bytes;
+    if (unsent_bytes(c) + n_bytes > max_bytes)
+        flush(c); /* much in one turn is no sign of a slow client yet */
+    if (c->phase != PHASE_CLOSING && unsent_bytes(c) + n_bytes > max_bytes) {
         log_info("http",
                  "client reads too slowly: dropped with %zu unsent bytes (max_output_buffer_bytes)",
-                 uv_stream_get_write_queue_size(&c->io.stream));
+                 unsent_bytes(c));
         http_conn_close(c);
+    }
+    if (c->phase == PHASE_CLOSING)
         return false;
-    }
-    if (c->is_http10) {
-        send_bytes(c, data, n_bytes, false);
-    } else {
-        strbuf b;
-        strbuf_init(&b);
-        strbuf_appendf(&b, "%zx\r\n", n_bytes);
-        strbuf_append(&b, data, n_bytes);
-        strbuf_append_str(&b, "\r\n");
-        if (b.failed)
-            http_conn_close(c);
-        else
-            send_bytes(c, b.data, b.n_bytes, false);
-        strbuf_deinit(&b);
-    }
+    size_t before = c->out.n_bytes;
+    if (!c->is_http10)
+        append_chunk_head(&c->out, n_bytes);
+    strbuf_append(&c->out, data, n_bytes);
+    if (!c->is_http10)
+        strbuf_append(&c->out, "\r\n", 2);
+    note_output(c, c->out.n_bytes - before);
     return c->phase != PHASE_CLOSING;
 }
 
@@ -767,7 +851,9 @@ void http_conn_stream_end(http_conn *c)
     PGD_ASSERT(c->streaming);
     c->streaming = false;
     static const char last_chunk[] = "0\r\n\r\n";
-    send_bytes(c, last_chunk, c->is_http10 ? 0 : sizeof(last_chunk) - 1, true);
+    if (!c->is_http10)
+        give_output(c, last_chunk, sizeof(last_chunk) - 1);
+    end_answer(c);
 }
 
 bool http_conn_is_streaming(const http_conn *c)

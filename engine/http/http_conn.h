@@ -44,12 +44,14 @@ typedef struct http_conn_host {
     void (*on_request)(void *arg, http_conn *conn, const http_request *req);
     void (*on_closed)(
         void *arg,
-        http_conn *conn); /* the connection is gone; its memory is freed after this call */
+        http_conn *conn);         /* the connection is gone; its memory is freed after this call */
+    void (*on_output)(void *arg); /* outputs is empty no more: flush before the loop sleeps */
     void *arg;
     const http_auth *auth;
-    uint64_t next_id; /* request ids are made of this; starts at random */
-    bool draining;    /* set by the server: answers say Connection: close */
-    char *read_buf;   /* [HTTP_CONN_READ_BYTES], shared: a read is used up before the next one */
+    uint64_t next_id;   /* request ids are made of this; starts at random */
+    bool draining;      /* set by the server: answers say Connection: close */
+    char *read_buf;     /* [HTTP_CONN_READ_BYTES], shared: a read is used up before the next one */
+    list_node *outputs; /* connections with output that http_conn_flush_all has to send */
     size_t *n_body_bytes; /* of all bodies that are arriving or being looked at, now */
 } http_conn_host;
 
@@ -69,6 +71,8 @@ void http_conn_close(http_conn *c);
 void http_conn_close_if_idle(http_conn *c);
 /* Enforces the time-outs; called about once a second. */
 void http_conn_check_time(http_conn *c, uint64_t now_us);
+/* Sends what this turn of the loop has written, one system call per connection. */
+void http_conn_flush_all(const http_conn_host *host);
 list_node *http_conn_node(http_conn *c);
 http_conn *http_conn_from_node(list_node *node);
 

@@ -58,10 +58,12 @@ struct http_server {
     listener listeners[MAX_LISTENERS];
     int n_listeners;
     uv_timer_t sweep;
+    uv_idle_t flusher;
     bool is_reachable; /* from other machines */
     bool has_accepted_inherited;
     int n_open_handles;
     list_node conns;
+    list_node outputs;
     size_t n_body_bytes;
     int32_t n_conns;
     log_limit refusals;
@@ -91,6 +93,21 @@ static void on_conn_closed(void *arg, http_conn *conn)
     list_remove(http_conn_node(conn));
     s->n_conns--;
     check_all_closed(s);
+}
+
+/* An idle handle runs in every turn of the loop before it may sleep, and not at all once stopped. */
+static void on_flush(uv_idle_t *flusher)
+{
+    http_server *s = flusher->data;
+    http_conn_flush_all(&s->host);
+    if (list_is_empty(&s->outputs))
+        uv_idle_stop(flusher);
+}
+
+static void on_conn_output(void *arg)
+{
+    http_server *s = arg;
+    uv_idle_start(&s->flusher, on_flush);
 }
 
 static void on_connection(uv_stream_t *stream, int status)
@@ -324,13 +341,19 @@ pgd_err http_server_create(http_server **out, uv_loop_t *loop, const config *cfg
     s->host = (http_conn_host){.cfg = cfg,
                                .loop = loop,
                                .read_buf = read_buf,
+                               .outputs = &s->outputs,
                                .n_body_bytes = &s->n_body_bytes,
                                .on_request = on_conn_request,
                                .on_closed = on_conn_closed,
+                               .on_output = on_conn_output,
                                .arg = s};
     s->handler = handler;
     s->handler_arg = arg;
     list_init(&s->conns);
+    list_init(&s->outputs);
+    uv_idle_init(loop, &s->flusher);
+    s->flusher.data = s;
+    s->n_open_handles++;
     *out = s; /* on failure the caller closes and destroys, so that open handles leave through the
                  loop */
     PGD_TRY(http_auth_create(&s->auth));
@@ -386,7 +409,7 @@ const char *http_server_address(const http_server *s)
     return s->address;
 }
 
-static void on_sweep_closed(uv_handle_t *handle)
+static void on_own_closed(uv_handle_t *handle)
 {
     http_server *s = handle->data;
     s->n_open_handles--;
@@ -420,10 +443,13 @@ void http_server_close(http_server *s, void (*on_closed)(void *arg), void *arg)
     s->on_closed = on_closed;
     s->on_closed_arg = arg;
     http_server_drain(s);
+    http_conn_flush_all(&s->host); /* answers made in this turn */
     for (list_node *n = s->conns.next; n != &s->conns; n = n->next)
         http_conn_close(http_conn_from_node(n));
+    if (!uv_is_closing((uv_handle_t *)&s->flusher))
+        uv_close((uv_handle_t *)&s->flusher, on_own_closed);
     if (s->sweep.data != NULL && !uv_is_closing((uv_handle_t *)&s->sweep))
-        uv_close((uv_handle_t *)&s->sweep, on_sweep_closed);
+        uv_close((uv_handle_t *)&s->sweep, on_own_closed);
     check_all_closed(s);
 }
 
