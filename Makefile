@@ -144,6 +144,7 @@ install: all
 	install -D -m 755 $(BUILD)/bin/paged $(DESTDIR)$(bindir)/paged
 	install -D -m 755 $(BUILD)/bin/paged-worker $(DESTDIR)$(bindir)/paged-worker
 	install -D -m 644 config/paged.conf $(DESTDIR)$(PREFIX)/share/paged/paged.conf
+	install -D -m 644 config/grafana-dashboard.json $(DESTDIR)$(PREFIX)/share/paged/grafana-dashboard.json
 	install -D -m 644 config/paged.service $(DESTDIR)$(PREFIX)/lib/systemd/system/paged.service
 	sed -i 's|/usr/local/|$(PREFIX)/|' $(DESTDIR)$(PREFIX)/lib/systemd/system/paged.service
 	install -D -m 644 config/models/paged-tiny.gguf $(DESTDIR)$(PREFIX)/share/paged/models/paged-tiny.gguf

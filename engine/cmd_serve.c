@@ -41,7 +41,6 @@ typedef struct daemon_state {
     int exit_status;
     bool stopping; /* draining, or on the way out */
     bool closing;
-    uint64_t started_us;
     int argc; /* for reading the configuration again */
     char **argv;
 } daemon_state;
@@ -134,7 +133,8 @@ static void on_ready(daemon_state *d)
     log_info("serve",
              "ready model=%s url=%s max_model_len=%d kv_blocks=%d start_s=%.2f restarts=%" PRIu64,
              engine_model_name(d->api.engine), http_server_address(d->server), s.max_model_len,
-             s.n_kv_blocks, (double)(clock_now_us() - d->started_us) * 1e-6, s.n_worker_restarts);
+             s.n_kv_blocks, (double)(clock_now_us() - d->api.started_us) * 1e-6,
+             s.n_worker_restarts);
     http_server_accept_inherited(d->server);
     service_status_ready(&d->service, engine_model_name(d->api.engine),
                          http_server_address(d->server));
@@ -241,7 +241,7 @@ int cmd_serve(int argc, char **argv)
     static daemon_state d; /* large, one per process */
     int n_rest = 0;
     pgd_why why = {0};
-    d.started_us = clock_now_us();
+    d.api.started_us = clock_now_us();
     d.api.started_s = clock_wall_s();
     d.argc = argc;
     d.argv = argv;

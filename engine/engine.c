@@ -22,15 +22,6 @@
 #include "engine/paths.h"
 #include "engine/sd_notify.h"
 
-static const double seconds_bounds[] = {0.001, 0.005, 0.01, 0.02,  0.04,  0.06,  0.08, 0.1,
-                                        0.25,  0.5,   0.75, 1.0,   2.5,   5.0,   7.5,  10.0,
-                                        20.0,  40.0,  80.0, 160.0, 640.0, 2560.0};
-static const double itl_bounds[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1,
-                                    0.15,  0.2,    0.3,   0.4,  0.5,   0.75, 1.0,   2.5,
-                                    5.0,   7.5,    10.0,  20.0, 40.0,  80.0};
-static const double tokens_bounds[] = {1,   2,    5,    10,   20,    50,    100,   200,
-                                       500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
-
 /* In one turn of the loop: */
 #define MAX_TURN_VALUES 4096 /* tokens and logprobs applied */
 #define MAX_TURN_CHUNKS 256  /* delivered */
@@ -50,7 +41,7 @@ struct engine {
     block_hasher *hasher;
     char model_path[CONFIG_PATH_BYTES];
     char model_name[256];
-    engine_latency latency;
+    engine_metrics metrics;
     void (*on_state)(void *arg, core_state state);
     void *on_state_arg;
     engine_cache_reset_fn on_cache_reset; /* NULL: none is under way */
@@ -59,24 +50,20 @@ struct engine {
 
 /* --- events ----------------------------------------------------------------------------------- */
 
-static void note_end(engine *e, const generation *g, uint64_t time_us)
+/* A client that left may find its request finished already: it counts as what it was. */
+static generation_finish counted_finish(const generation *g, const core_event *event)
 {
-    histogram_add(&e->latency.e2e_s, (double)(time_us - g->arrival_us) * 1e-6);
-    histogram_add(&e->latency.prompt_tokens, g->n_prompt_tokens);
-    histogram_add(&e->latency.output_tokens, g->n_output_tokens);
-}
-
-static void note_latency(engine *e, generation *g, const core_event *event)
-{
-    if (event->kind == CORE_EVENT_TOKEN) {
-        if (g->first_token_us == 0)
-            histogram_add(&e->latency.time_to_first_token_s,
-                          (double)(event->time_us - g->arrival_us) * 1e-6);
-        else
-            histogram_add(&e->latency.inter_token_s,
-                          (double)(event->time_us - g->last_token_us) * 1e-6);
-    } else if (event->status != REQUEST_FINISHED_ERROR) {
-        note_end(e, g, event->time_us);
+    if (!g->is_cancelled)
+        return g->finish;
+    switch (event->status) {
+    case REQUEST_FINISHED_STOPPED:
+        return GENERATION_STOP;
+    case REQUEST_FINISHED_LENGTH_CAPPED:
+        return GENERATION_LENGTH;
+    case REQUEST_FINISHED_ERROR:
+        return GENERATION_ERROR;
+    default:
+        return GENERATION_ABORT;
     }
 }
 
@@ -113,16 +100,17 @@ static void apply_event(engine *e, const core_event *event)
     generation *g = (generation *)value;
     bool ended = event->kind == CORE_EVENT_FINISHED;
     if (!g->is_cancelled) {
-        note_latency(e, g, event);
+        if (!ended)
+            engine_metrics_note_token(&e->metrics, g, event);
         bool by_stop_string = generation_apply(g, event);
         if (by_stop_string && !ended) {
             core_loop_end_at_stop(e->core, g->id);
-            note_end(e, g, event->time_us);
             ended = true; /* its later events find no entry */
         }
         mark_dirty(e, g);
     }
     if (ended) {
+        engine_metrics_note_end(&e->metrics, g, event, counted_finish(g, event));
         hash_map_remove(e->generations, event->request_id);
         if (g->is_cancelled)
             generation_destroy(g);
@@ -236,12 +224,7 @@ pgd_err engine_create(engine **out, uv_loop_t *loop, const config *cfg, pgd_why 
     e->loop = loop;
     e->cfg = *cfg;
     list_init(&e->dirty);
-    histogram_init(&e->latency.time_to_first_token_s, seconds_bounds,
-                   PGD_ARRAY_LEN(seconds_bounds));
-    histogram_init(&e->latency.e2e_s, seconds_bounds, PGD_ARRAY_LEN(seconds_bounds));
-    histogram_init(&e->latency.inter_token_s, itl_bounds, PGD_ARRAY_LEN(itl_bounds));
-    histogram_init(&e->latency.prompt_tokens, tokens_bounds, PGD_ARRAY_LEN(tokens_bounds));
-    histogram_init(&e->latency.output_tokens, tokens_bounds, PGD_ARRAY_LEN(tokens_bounds));
+    engine_metrics_init(&e->metrics);
 
     bool is_sim = strcmp(cfg->device, "sim") == 0;
     snprintf(e->model_path, sizeof(e->model_path), "%s", cfg->model);
@@ -382,9 +365,9 @@ void engine_get_stats(const engine *e, core_stats *out)
     core_loop_get_stats(e->core, out);
 }
 
-const engine_latency *engine_get_latency(const engine *e)
+engine_metrics *engine_get_metrics(engine *e)
 {
-    return &e->latency;
+    return &e->metrics;
 }
 
 uv_loop_t *engine_get_loop(const engine *e)

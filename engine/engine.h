@@ -12,19 +12,11 @@
 #include "common/model/model_file.h"
 #include "config/config.h"
 #include "engine/core/core_loop.h"
+#include "engine/engine_metrics.h"
 #include "engine/generation.h"
-#include "engine/histogram.h"
 #include "engine/text/tokenizer.h"
 
 typedef struct engine engine;
-
-typedef struct engine_latency {
-    histogram time_to_first_token_s;
-    histogram inter_token_s;
-    histogram e2e_s;
-    histogram prompt_tokens;
-    histogram output_tokens;
-} engine_latency;
 
 /* Opens the model's headers and its tokenizer, creates the core loop. cfg is copied. */
 PGD_MUST_USE pgd_err engine_create(engine **out, uv_loop_t *loop, const config *cfg, pgd_why *why);
@@ -45,7 +37,8 @@ const tokenizer *engine_get_tokenizer(const engine *e);
 /* served_model_name or the name derived from the path. */
 const char *engine_model_name(const engine *e);
 void engine_get_stats(const engine *e, core_stats *out);
-const engine_latency *engine_get_latency(const engine *e);
+/* Borrow until destroy; the front end notes into it what it alone knows. */
+engine_metrics *engine_get_metrics(engine *e);
 int32_t engine_n_generations(const engine *e);
 uv_loop_t *engine_get_loop(const engine *e);
 /* Sampling defaults: the model's generation_config unless generation_config = none; greedy is not

@@ -43,12 +43,15 @@ double histogram_quantile(const histogram *h, double q)
     return h->n_bounds > 0 && below < rank ? h->bounds[h->n_bounds - 1] : 0;
 }
 
-void histogram_append(const histogram *h, strbuf *out, const char *name, const char *labels)
+void histogram_append(const histogram *h, strbuf *out, const char *name, const char *labels,
+                      double low, double high)
 {
     const char *comma = labels[0] != '\0' ? "," : "";
     uint64_t total = 0;
     for (int32_t i = 0; i < h->n_bounds; i++) {
         total += h->counts[i];
+        if (h->bounds[i] < low || h->bounds[i] > high)
+            continue;
         strbuf_appendf(out, "%s_bucket{%s%sle=\"%g\"} %llu\n", name, labels, comma, h->bounds[i],
                        (unsigned long long)total);
     }

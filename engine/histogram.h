@@ -7,7 +7,7 @@
 
 #include "common/strbuf.h"
 
-#define HISTOGRAM_MAX_BUCKETS 24
+#define HISTOGRAM_MAX_BUCKETS 32
 
 typedef struct histogram {
     const double *bounds; /* [n_bounds], ascending; static storage */
@@ -22,7 +22,9 @@ uint64_t histogram_count(const histogram *h);
 /* Value below which the share q in (0, 1] of the entries lie, interpolated inside its bucket; 0
  * when empty. */
 double histogram_quantile(const histogram *h, double q);
-/* Text form: _bucket, _sum and _count lines; labels without braces ("model_name=\"x\"") or "". */
-void histogram_append(const histogram *h, strbuf *out, const char *name, const char *labels);
+/* Text form: _bucket, _sum and _count lines; labels without braces ("model_name=\"x\"") or "". Of the
+ * bounds only those from low to high are shown: counts are cumulative, so each stays right. */
+void histogram_append(const histogram *h, strbuf *out, const char *name, const char *labels,
+                      double low, double high);
 
 #endif

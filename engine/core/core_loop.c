@@ -42,6 +42,9 @@
 #define BLOCKED_MS      2 /* how often a full event ring is looked at again */
 #define COMMAND_WAIT_US 50
 
+static const double step_bounds[] = {1,   8,    16,   32,   64,   128,  256,
+                                     512, 1024, 2048, 4096, 8192, 16384};
+
 typedef enum command_kind {
     COMMAND_SUBMIT,
     COMMAND_ABORT,
@@ -105,6 +108,7 @@ struct core_loop {
     uint64_t drain_end_us;
     uint64_t next_beat_us;
     uint64_t n_steps;
+    histogram step_tokens;
     char why[512];
     char fail_text[512];
 };
@@ -133,7 +137,9 @@ static void push_finished(core_loop *c, const request *r, request_status status,
                     .error = error,
                     .refusal = refusal,
                     .stop_token = r->stop_token,
-                    .num_cached_tokens = PGD_MAX(r->num_cached_tokens, 0)};
+                    .num_cached_tokens = PGD_MAX(r->num_cached_tokens, 0),
+                    .num_preemptions = r->num_preemptions,
+                    .scheduled_us = r->scheduled_us};
     push_event(c, &e);
     (void)!hash_map_remove(c->live, r->id);
 }
@@ -147,7 +153,9 @@ static void on_token(void *arg, request *r, token_id token, const token_logprob 
                     .token = token,
                     .n_logprobs = n_logprobs,
                     .stop_token = -1,
-                    .num_cached_tokens = PGD_MAX(r->num_cached_tokens, 0)};
+                    .num_cached_tokens = PGD_MAX(r->num_cached_tokens, 0),
+                    .num_preemptions = r->num_preemptions,
+                    .scheduled_us = r->scheduled_us};
     PGD_ASSERT(n_logprobs <= (int32_t)PGD_ARRAY_LEN(e.logprobs));
     if (n_logprobs > 0)
         memcpy(e.logprobs, logprobs, (size_t)n_logprobs * sizeof *logprobs);
@@ -178,6 +186,7 @@ static void publish(core_loop *c)
         scheduler_get_stats(c->sched, &s.scheduler);
     s.scheduler.n_waiting += c->n_pending;
     s.n_steps = c->n_steps;
+    s.step_tokens = c->step_tokens;
     s.last_progress_us = clock_now_us();
     s.load_done_bytes = f->load_done_bytes;
     s.load_total_bytes = f->load_total_bytes;
@@ -191,6 +200,7 @@ static void publish(core_loop *c)
     s.load_us = f->load_us;
     s.spawn_us = f->spawn_us;
     s.fail_err = f->fatal_err;
+    snprintf(s.device, sizeof s.device, "%s", c->sizes.device);
     snprintf(s.device_name, sizeof s.device_name, "%s", f->device_name);
     if (c->state == CORE_RECOVERING || c->state == CORE_FAILED)
         snprintf(s.why, sizeof s.why, "%s", is_dying ? worker_life_get_reason(c->life) : c->why);
@@ -365,6 +375,10 @@ static pgd_err on_result(void *arg, const step_result *result, pgd_why *why)
     PGD_ASSERT(c->n_notes > 0);
     step_note done = c->notes[0];
     int32_t n_only;
+    int32_t n_tokens = 0;
+    for (int32_t i = 0; i < done.n_requests; i++)
+        n_tokens += done.n_scheduled[i];
+    histogram_add(&c->step_tokens, n_tokens);
     if (poison_get_only(c->poison, &n_only) != NULL)
         for (int32_t i = 0; i < done.n_requests; i++)
             poison_note_progress(c->poison, done.ids[i], done.n_computed[i] + done.n_scheduled[i]);
@@ -633,6 +647,7 @@ pgd_err core_loop_create(core_loop **out, const core_loop_opts *opts, pgd_why *w
         return pgd_fail(why, PGD_ENOMEM, "out of memory");
     c->opts = *opts;
     c->wake_fd = -1;
+    histogram_init(&c->step_tokens, step_bounds, PGD_ARRAY_LEN(step_bounds));
     pgd_err err = make_parts(c, why);
     if (err != PGD_OK) {
         core_loop_destroy(c);

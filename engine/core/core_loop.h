@@ -16,6 +16,7 @@
 #include "engine/core/request.h"
 #include "engine/core/restart_policy.h"
 #include "engine/core/scheduler.h"
+#include "engine/histogram.h"
 #include "proto/step_result.h"
 
 typedef struct core_loop core_loop;
@@ -57,16 +58,20 @@ typedef struct core_event {
     core_refusal refusal;                         /* FINISHED with REQUEST_FINISHED_ERROR */
     token_id stop_token;                          /* FINISHED: stop_token_id that ended it, or -1 */
     int32_t
-        num_cached_tokens; /* TOKEN and FINISHED: prefix hit of the first admission, 0 if none */
-    uint64_t time_us;      /* clock_now_us when the core thread made the event */
-    core_state state;      /* STATE */
-    bool was_reset;        /* CACHE_RESET */
+        num_cached_tokens;   /* TOKEN and FINISHED: prefix hit of the first admission, 0 if none */
+    int32_t num_preemptions; /* TOKEN and FINISHED: so far */
+    uint64_t
+        scheduled_us; /* TOKEN and FINISHED: last admission before the first token, 0 if none */
+    uint64_t time_us; /* clock_now_us when the core thread made the event */
+    core_state state; /* STATE */
+    bool was_reset;   /* CACHE_RESET */
 } core_event;
 
 typedef struct core_stats {
     core_state state;
     scheduler_stats scheduler;
     uint64_t n_steps;
+    histogram step_tokens;     /* scheduled tokens of each acknowledged step */
     uint64_t last_progress_us; /* when the core loop last finished a turn while it had work, or was
                                   idle */
     uint64_t load_done_bytes;  /* progress of loading */
@@ -79,6 +84,7 @@ typedef struct core_stats {
     int32_t n_queued_commands;
     uint64_t kv_bytes;
     uint64_t load_us, spawn_us;
+    char device[64]; /* as configured, auto resolved */
     char device_name[256];
     char why[512];    /* reason of RECOVERING or FAILED */
     pgd_err fail_err; /* of FAILED; PGD_OK when the worker could not be kept running */

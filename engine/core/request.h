@@ -67,6 +67,7 @@ typedef struct request {
     int32_t num_computed_tokens;
     int32_t num_cached_tokens; /* prefix hit at first admission; -1 before */
     int32_t num_preemptions;
+    int32_t n_prompt_seen; /* prompt tokens that were cached or computed at least once */
     int32_t n_output_placeholders;
     int32_t n_in_flight;        /* dispatched steps whose result has not been seen */
     uint32_t epoch;             /* bumped at each admission to RUNNING */
@@ -81,9 +82,7 @@ typedef struct request {
     void *salt_extra;        /* canonical extra keys of block 0 */
     size_t salt_extra_bytes;
 
-    uint64_t first_scheduled_us;
-    uint64_t first_token_us;
-    uint64_t last_token_us;
+    uint64_t scheduled_us;   /* last admission before the first token; 0 before */
     list_node queue_node;    /* waiting queue or the scheduler's set-aside list */
     int32_t running_idx;     /* position in the running list; -1 */
     int32_t heap_idx;        /* priority queue; -1 */

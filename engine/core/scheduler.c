@@ -230,7 +230,6 @@ void scheduler__finish(scheduler *s, request *r, request_status was, request_sta
     }
     kv_manager_free(s->kv, r, n_valid_tokens);
     r->status = status;
-    s->stats.n_finished[status]++;
     bool was_known = hash_map_remove(s->requests, r->id);
     PGD_ASSERTF(was_known, "request %llu finished twice", (unsigned long long)r->id);
     s->opts.on_finished(s->opts.arg, r, error);

@@ -66,9 +66,10 @@ typedef struct scheduler_stats {
     uint64_t n_prefix_queries_tokens;
     uint64_t n_prefix_hit_tokens;
     uint64_t n_preemptions;
-    uint64_t n_prompt_tokens; /* admitted, counted once per request at first admission */
+    uint64_t n_prompt_tokens;            /* admitted, counted once per request at first admission */
+    uint64_t n_prompt_computed_tokens;   /* scheduled for the first time */
+    uint64_t n_prompt_recomputed_tokens; /* again, after a preemption or a lost worker */
     uint64_t n_generated_tokens;
-    uint64_t n_finished[REQUEST_FINISHED_REPETITION + 1]; /* by status */
 } scheduler_stats;
 
 PGD_MUST_USE pgd_err scheduler_create(scheduler **out, const scheduler_opts *opts);

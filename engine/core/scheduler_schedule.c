@@ -166,7 +166,7 @@ static void record_new(scheduler *s, request *r, int32_t n)
 static void count_first_admission(scheduler *s, request *r, int32_t n_cached)
 {
     r->num_cached_tokens = n_cached;
-    r->first_scheduled_us = clock_now_us();
+    r->n_prompt_seen = n_cached;
     s->stats.n_prompt_tokens += (uint64_t)r->n_prompt_tokens;
     if (s->opts.enable_prefix_caching) {
         s->stats.n_prefix_queries_tokens += (uint64_t)r->n_tokens;
@@ -201,6 +201,8 @@ static admission try_admit(scheduler *s, request *r)
     r->status = REQUEST_RUNNING;
     r->epoch++;
     r->num_computed_tokens = n_computed;
+    if (request_n_output_tokens(r) == 0)
+        r->scheduled_us = clock_now_us();
     if (r->num_cached_tokens < 0)
         count_first_admission(s, r, n_computed);
     r->running_idx = s->n_running;
@@ -298,6 +300,18 @@ static void preempt_excluded(scheduler *s)
     }
 }
 
+/* Positions [from, to) are computed in this step. */
+static void count_prompt_tokens(scheduler *s, request *r, int32_t from, int32_t to)
+{
+    int32_t end = PGD_MIN(to, r->n_prompt_tokens);
+    int32_t n_again = PGD_MAX(PGD_MIN(end, r->n_prompt_seen) - from, 0);
+    s->stats.n_prompt_recomputed_tokens += (uint64_t)n_again;
+    if (end > r->n_prompt_seen) {
+        s->stats.n_prompt_computed_tokens += (uint64_t)(end - from - n_again);
+        r->n_prompt_seen = end;
+    }
+}
+
 /* SC9: num_computed advances before the step has run, so that the next one can be scheduled. */
 static int32_t advance(scheduler *s)
 {
@@ -306,6 +320,7 @@ static int32_t advance(scheduler *s)
     for (int32_t i = 0; i < record->n_entries; i++) {
         step_entry *e = &record->entries[i];
         request *r = e->r;
+        count_prompt_tokens(s, r, r->num_computed_tokens, r->num_computed_tokens + e->n_tokens);
         r->num_computed_tokens += e->n_tokens;
         e->is_sampled = r->num_computed_tokens >= r->n_tokens + r->n_output_placeholders;
         if (e->is_sampled && s->opts.async)

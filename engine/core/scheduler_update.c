@@ -8,7 +8,6 @@
  *
  * The whole result is checked before anything changes, so that a faulty worker cannot leave half a
  * step behind. */
-#include "common/clock.h"
 #include "common/mem.h"
 #include "common/thread.h"
 #include "engine/core/scheduler_internal.h"
@@ -112,15 +111,12 @@ static void publish_known(scheduler *s, const request *r)
 
 /* Appends the tokens one by one; those behind the one that stops the request are cut (ST7). */
 static bool append_tokens(scheduler *s, request *r, const step_result *result,
-                          const request_result_msg *res, uint64_t now_us)
+                          const request_result_msg *res)
 {
     request_status was = r->status;
     for (int32_t t = 0; t < res->n_tokens; t++) {
         request_append_token(r, res->tokens[t], s->hasher);
         s->stats.n_generated_tokens++;
-        if (request_n_output_tokens(r) == 1)
-            r->first_token_us = now_us;
-        r->last_token_us = now_us;
         const token_logprob *logprobs = NULL;
         if (res->n_logprobs_per_token > 0)
             logprobs = result->logprobs + res->first_logprob +
@@ -144,7 +140,7 @@ static void keep_drafts(request *r, const request_result_msg *res)
 }
 
 static void apply_entry(scheduler *s, const step_entry *e, const step_result *result,
-                        const request_result_msg *res, uint64_t now_us)
+                        const request_result_msg *res)
 {
     request *r = e->r;
     r->n_in_flight--;
@@ -173,7 +169,7 @@ static void apply_entry(scheduler *s, const step_entry *e, const step_result *re
         return;
     if (is_running)
         settle_counters(s, r, e, res->n_tokens);
-    if (!append_tokens(s, r, result, res, now_us) || !is_running)
+    if (!append_tokens(s, r, result, res) || !is_running)
         return;
     publish_known(s, r);
     if (!s->opts.async)
@@ -189,10 +185,9 @@ pgd_err scheduler_update(scheduler *s, const step_result *result)
     if (result->step_id != record->step_id || !match_results(s, record, result))
         return PGD_EPROTO;
     mem_forbid();
-    uint64_t now_us = clock_now_us();
     for (int32_t i = 0; i < record->n_entries; i++) {
         int32_t k = s->result_of_entry[i];
-        apply_entry(s, &record->entries[i], result, k >= 0 ? &result->results[k] : NULL, now_us);
+        apply_entry(s, &record->entries[i], result, k >= 0 ? &result->results[k] : NULL);
     }
     close_holes(s);
     s->first_record = (s->first_record + 1) % SCHEDULER_MAX_STEPS_IN_FLIGHT;

@@ -258,6 +258,16 @@ static void note_chunk(choice *ch, const generation *g)
     }
 }
 
+static void note_choices(const completion *c)
+{
+    for (int32_t p = 0; p < c->params.n_prompts; p++) {
+        int32_t longest = 0;
+        for (int32_t i = 0; i < c->params.n; i++)
+            longest = PGD_MAX(longest, c->choices[p * c->params.n + i].n_output_tokens);
+        engine_metrics_note_choices(engine_get_metrics(c->api->engine), longest);
+    }
+}
+
 static void on_chunk(void *arg, generation *g)
 {
     choice *ch = arg;
@@ -275,6 +285,8 @@ static void on_chunk(void *arg, generation *g)
         note_chunk(ch, g);
         if (c->conn != NULL && c->streaming)
             stream_choice(c, ch);
+        if (c->n_ended == c->n_choices)
+            note_choices(c);
         if (c->conn != NULL && c->n_ended == c->n_choices) {
             if (c->streaming)
                 finish_stream(c);
@@ -393,6 +405,8 @@ static void begin(completion *c)
             .arg = ch,
         };
         opts.params.choice_idx = i % c->params.n;
+        if (opts.params.choice_idx == 0)
+            engine_metrics_note_params(engine_get_metrics(e), c->params.n, max_tokens);
         core_refusal refusal = engine_generate(e, &ch->gen, &opts);
         if (refusal != CORE_REFUSAL_NONE) {
             respond_refusal(c, refusal); /* cancels those already begun */

@@ -13,6 +13,7 @@ typedef struct http_api {
     engine *engine;
     bool draining;
     int64_t started_s;       /* wall clock */
+    uint64_t started_us;     /* monotonic */
     uint64_t n_requests;     /* of all routes */
     uint64_t n_responses[6]; /* by hundreds of the status of completions: [2] = 2xx ... */
     uint64_t n_refused_queue;
@@ -31,8 +32,9 @@ void api_health_handle(http_api *api, http_conn *conn, const http_request *req);
 void api_models_handle(http_api *api, http_conn *conn, const http_request *req);
 void api_model_handle(http_api *api, http_conn *conn, const http_request *req);
 void api_version_handle(http_api *api, http_conn *conn, const http_request *req);
-void api_metrics_handle(http_api *api, http_conn *conn, const http_request *req);
 void api_reset_prefix_cache_handle(http_api *api, http_conn *conn, const http_request *req);
+/* api_metrics.c */
+void api_metrics_handle(http_api *api, http_conn *conn, const http_request *req);
 /* api_tokenize.c */
 void api_tokenize_handle(http_api *api, http_conn *conn, const http_request *req);
 void api_detokenize_handle(http_api *api, http_conn *conn, const http_request *req);

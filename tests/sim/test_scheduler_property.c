@@ -394,17 +394,19 @@ static void run(uint64_t seed)
     scheduler_get_stats(sched, &stats);
     CHECK(stats.n_blocks_free == opts.n_blocks - 1, "%d of %d blocks are free at the end",
           stats.n_blocks_free, opts.n_blocks - 1);
-    uint64_t n_finished = 0;
-    for (size_t i = 0; i < PGD_ARRAY_LEN(stats.n_finished); i++)
-        n_finished += stats.n_finished[i];
     total.n_preemptions += stats.n_preemptions;
     total.n_hit_positions += worker.n_hit_positions;
     for (uint64_t id = 0; id < n_requests; id++)
         CHECK(specs[id].n_finished == 1 && specs[id].n_released == 1,
               "request %llu: finished %d, released %d", (unsigned long long)id,
               specs[id].n_finished, specs[id].n_released);
-    CHECK(n_finished <= n_requests && stats.n_running == 0 && stats.n_waiting == 0,
-          "%llu finished of %llu", (unsigned long long)n_finished, (unsigned long long)n_requests);
+    CHECK(stats.n_running == 0 && stats.n_waiting == 0, "%d running, %d waiting at the end",
+          stats.n_running, stats.n_waiting);
+    /* Each prompt token is cached or computed for the first time at most once. */
+    CHECK(stats.n_prompt_computed_tokens + stats.n_prefix_hit_tokens <= stats.n_prompt_tokens,
+          "%llu computed and %llu cached of %llu prompt tokens",
+          (unsigned long long)stats.n_prompt_computed_tokens,
+          (unsigned long long)stats.n_prefix_hit_tokens, (unsigned long long)stats.n_prompt_tokens);
     for (int i = 0; i < SIM_MAX_SEQS; i++)
         CHECK(!worker.rows[i].is_used, "the worker still has a row of request %llu",
               (unsigned long long)worker.rows[i].id);

@@ -22,10 +22,26 @@ static void test_histogram_text(void **state)
     histogram_add(&h, 1);
     histogram_add(&h, 1.5);
     histogram_add(&h, 9);
-    histogram_append(&h, &b, "x", "m=\"a\"");
+    histogram_append(&h, &b, "x", "m=\"a\"", 0, HUGE_VAL);
     assert_string_equal(
         b.data, "x_bucket{m=\"a\",le=\"1\"} 1\nx_bucket{m=\"a\",le=\"2.5\"} 2\n"
                 "x_bucket{m=\"a\",le=\"+Inf\"} 3\nx_sum{m=\"a\"} 11.5\nx_count{m=\"a\"} 3\n");
+    strbuf_deinit(&b);
+}
+
+static void test_histogram_shows_a_range_of_bounds(void **state)
+{
+    (void)state;
+    static const double bounds[] = {1, 2, 3, 4};
+    histogram h;
+    strbuf b;
+    strbuf_init(&b);
+    histogram_init(&h, bounds, 4);
+    for (int i = 1; i <= 5; i++)
+        histogram_add(&h, i);
+    histogram_append(&h, &b, "x", "", 2, 3);
+    assert_string_equal(b.data, "x_bucket{le=\"2\"} 2\nx_bucket{le=\"3\"} 3\n"
+                                "x_bucket{le=\"+Inf\"} 5\nx_sum{} 15\nx_count{} 5\n");
     strbuf_deinit(&b);
 }
 
@@ -47,6 +63,7 @@ static void test_histogram_quantile(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_histogram_text),
+                                       cmocka_unit_test(test_histogram_shows_a_range_of_bounds),
                                        cmocka_unit_test(test_histogram_quantile)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,360 @@
+/* GET /metrics: the Prometheus text page, made from one table.
+ *
+ * A row is a family: its name without prefix, its type, where its value lies in a scrape (everything
+ * is copied or computed into one struct first), or what writes its samples if it has labels of its
+ * own. Every family is shown as paged_NAME; those that dashboards and autoscalers know from vLLM are
+ * shown a second time as vllm:NAME, with the same unit and labels, and of a histogram's bounds those
+ * that they know. */
+#include <inttypes.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "engine/http/http_api.h"
+#include "engine/http/http_errors.h"
+#include "engine/process_info.h"
+
+typedef struct scrape {
+    http_api api;
+    core_stats core;
+    engine_metrics requests;
+    process_info process;
+    const config *cfg;
+    double ready;
+    double uptime_s;
+    double n_waiting;
+    double usage;
+    double n_blocks_used;
+    double n_blocks_free;
+} scrape;
+
+typedef struct page {
+    strbuf b;
+    const scrape *s;
+    char labels[600]; /* model_name and engine; holds any served_model_name, escaped */
+    char name[96];    /* of the family being written, with its prefix */
+    double low, high; /* histogram bounds to show */
+} page;
+
+typedef enum metric_type { GAUGE, COUNTER, HISTOGRAM } metric_type;
+typedef enum value_type { U64, I32, F64, SAMPLES } value_type;
+
+typedef struct family {
+    const char *name; /* counters end in _total */
+    metric_type type;
+    value_type value;
+    size_t at;                /* in scrape; histograms too */
+    void (*samples)(page *p); /* SAMPLES */
+    bool is_vllm;             /* shown under both names */
+    bool is_tokens;           /* histogram: bounds up to the model's length are enough */
+    double vllm_low;          /* histogram: least bound under vllm: */
+    const char *help;
+} family;
+
+/* --- samples with labels of their own --------------------------------------------------------- */
+
+static void append_escaped(strbuf *b, const char *text)
+{
+    for (const char *c = text; *c != '\0'; c++) {
+        if (*c == '"' || *c == '\\')
+            strbuf_append_char(b, '\\');
+        strbuf_append_char(b, (char)((unsigned char)*c < 0x20 ? '?' : *c));
+    }
+}
+
+static void sample(page *p, const char *label, const char *text, double value)
+{
+    strbuf_appendf(&p->b, "%s{%s,%s=\"", p->name, p->labels, label);
+    append_escaped(&p->b, text);
+    strbuf_appendf(&p->b, "\"} %.17g\n", value);
+}
+
+static void samples_finished(page *p)
+{
+    static const char *const reasons[] = {[GENERATION_STOP] = "stop",
+                                          [GENERATION_LENGTH] = "length",
+                                          [GENERATION_ABORT] = "abort",
+                                          [GENERATION_ERROR] = "error"};
+    for (int i = GENERATION_STOP; i <= GENERATION_ERROR; i++)
+        sample(p, "finished_reason", reasons[i], (double)p->s->requests.n_finished[i]);
+}
+
+static void samples_waiting(page *p)
+{
+    bool has_worker = p->s->core.state == CORE_READY || p->s->core.state == CORE_DRAINING;
+    sample(p, "reason", "capacity", has_worker ? p->s->n_waiting : 0);
+    sample(p, "reason", "deferred", has_worker ? 0 : p->s->n_waiting);
+}
+
+static void samples_source(page *p)
+{
+    sample(p, "source", "computed", (double)p->s->core.scheduler.n_prompt_computed_tokens);
+    sample(p, "source", "local_cache", (double)p->s->core.scheduler.n_prefix_hit_tokens);
+}
+
+static void samples_completions(page *p)
+{
+    static const char *const classes[] = {[2] = "2xx", [4] = "4xx", [5] = "5xx"};
+    for (size_t i = 2; i < PGD_ARRAY_LEN(classes); i++) {
+        if (classes[i] != NULL)
+            sample(p, "status", classes[i], (double)p->s->api.n_responses[i]);
+    }
+}
+
+static void samples_cache_config(page *p)
+{
+    strbuf_appendf(&p->b,
+                   "%s{%s,block_size=\"%" PRId64
+                   "\",num_gpu_blocks=\"%d\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\"} 1\n",
+                   p->name, p->labels, p->s->cfg->block_size, p->s->core.n_kv_blocks,
+                   p->s->cfg->dtype_kv, p->s->cfg->enable_prefix_caching ? "True" : "False");
+}
+
+static void samples_worker(page *p)
+{
+    const core_stats *c = &p->s->core;
+    if (c->worker_pid == 0)
+        return;
+    strbuf_appendf(&p->b, "%s{%s,rank=\"0\",device=\"%s\",pid=\"%" PRIu64 "\",device_name=\"",
+                   p->name, p->labels, c->device, c->worker_pid);
+    append_escaped(&p->b, c->device_name);
+    strbuf_append_str(&p->b, "\"} 1\n");
+}
+
+static void samples_restarts(page *p)
+{
+    for (restart_reason r = 0; r < RESTART_N_REASONS; r++)
+        sample(p, "reason", restart_policy_reason_name(r),
+               (double)p->s->core.n_restarts_by_reason[r]);
+}
+
+static void samples_build(page *p)
+{
+    sample(p, "version", PGD_VERSION_STRING, 1);
+}
+
+static void samples_limits(page *p)
+{
+    const config *cfg = p->s->cfg;
+    sample(p, "limit", "max_queued_requests", (double)cfg->max_queued_requests);
+    sample(p, "limit", "max_connections", (double)cfg->max_connections);
+    sample(p, "limit", "max_body_bytes", (double)cfg->max_body_bytes);
+    sample(p, "limit", "max_header_bytes", (double)cfg->max_header_bytes);
+    sample(p, "limit", "max_output_buffer_bytes", (double)cfg->max_output_buffer_bytes);
+    sample(p, "limit", "max_model_len", p->s->core.max_model_len);
+}
+
+/* --- the table -------------------------------------------------------------------------------- */
+
+#define AT(field)      offsetof(scrape, field)
+#define SCHED(field)   U64, AT(core.scheduler.field), NULL
+#define REQ(field)     F64, AT(requests.field), NULL
+#define OWN(field)     F64, AT(field), NULL
+#define EACH(function) SAMPLES, 0, function
+#define PAGED          false, false, 0
+#define BOTH           true, false, 0
+#define BOTH_FROM(low) true, false, low
+#define PAGED_TOKENS   false, true, 0
+#define BOTH_TOKENS    true, true, 0
+
+static const family families[] = {
+    /* requests and tokens */
+    {"num_requests_running", GAUGE, I32, AT(core.scheduler.n_running), NULL, BOTH,
+     "Requests in the batch."},
+    {"num_requests_waiting", GAUGE, OWN(n_waiting), BOTH, "Requests that wait to be scheduled."},
+    {"num_requests_waiting_by_reason", GAUGE, EACH(samples_waiting), PAGED,
+     "Waiting requests: for a place in the batch or in the cache, or until a worker is ready."},
+    {"request_success_total", COUNTER, EACH(samples_finished), BOTH,
+     "Finished requests by reason; a stop string counts as stop."},
+    {"admission_rejections_total", COUNTER, U64, AT(api.n_refused_queue), NULL, PAGED,
+     "Requests answered 429: the queue was full (max_queued_requests)."},
+    {"corrupted_requests_total", COUNTER, U64, AT(requests.n_nan_logits), NULL, PAGED,
+     "Requests ended because the model's values were not numbers."},
+    {"prompt_tokens_total", COUNTER, SCHED(n_prompt_tokens), BOTH,
+     "Prompt tokens of admitted requests."},
+    {"prompt_tokens_by_source_total", COUNTER, EACH(samples_source), PAGED,
+     "Prompt tokens by where their keys and values first came from."},
+    {"prompt_tokens_cached_total", COUNTER, SCHED(n_prefix_hit_tokens), PAGED,
+     "Prompt tokens of admitted requests that were found in the prefix cache."},
+    {"prompt_tokens_recomputed_total", COUNTER, SCHED(n_prompt_recomputed_tokens), PAGED,
+     "Prompt tokens computed again after a preemption or the loss of a worker."},
+    {"generation_tokens_total", COUNTER, SCHED(n_generated_tokens), BOTH, "Generated tokens."},
+    {"num_preemptions_total", COUNTER, SCHED(n_preemptions), BOTH,
+     "Times a running request was put back to waiting for want of blocks."},
+    /* KV cache */
+    {"kv_cache_usage_perc", GAUGE, OWN(usage), BOTH,
+     "Share of the KV blocks held by requests, 0 to 1; cached blocks that nobody holds are free."},
+    {"kv_blocks", GAUGE, I32, AT(core.scheduler.n_blocks_total), NULL, PAGED,
+     "KV blocks of the pool: used, cached and free."},
+    {"kv_blocks_used", GAUGE, OWN(n_blocks_used), PAGED, "KV blocks held by requests."},
+    {"kv_blocks_cached", GAUGE, I32, AT(core.scheduler.n_blocks_cached), NULL, PAGED,
+     "KV blocks that nobody holds and that hold a reusable prefix."},
+    {"kv_blocks_free", GAUGE, OWN(n_blocks_free), PAGED, "KV blocks that hold nothing."},
+    {"kv_cache_bytes", GAUGE, U64, AT(core.kv_bytes), NULL, PAGED, "Memory of the KV cache."},
+    {"prefix_cache_queries_total", COUNTER, SCHED(n_prefix_queries_tokens), BOTH,
+     "Prompt tokens looked up in the prefix cache."},
+    {"prefix_cache_hits_total", COUNTER, SCHED(n_prefix_hit_tokens), BOTH,
+     "Prompt tokens found in the prefix cache."},
+    {"cache_config_info", GAUGE, EACH(samples_cache_config), BOTH, "The KV cache's settings."},
+    /* latencies */
+    {"time_to_first_token_seconds", HISTOGRAM, REQ(time_to_first_token_s), BOTH,
+     "From arrival to the first token."},
+    {"inter_token_latency_seconds", HISTOGRAM, REQ(inter_token_s), BOTH_FROM(0.01),
+     "Between two tokens of a request."},
+    {"request_time_per_output_token_seconds", HISTOGRAM, REQ(per_output_token_s), PAGED,
+     "Mean time between the tokens of a request."},
+    {"e2e_request_latency_seconds", HISTOGRAM, REQ(e2e_s), BOTH_FROM(0.3),
+     "From arrival to the last token."},
+    {"request_queue_time_seconds", HISTOGRAM, REQ(queue_s), BOTH_FROM(0.3),
+     "From arrival to the last admission before the first token."},
+    {"request_prefill_time_seconds", HISTOGRAM, REQ(prefill_s), BOTH_FROM(0.3),
+     "From that admission to the first token."},
+    {"request_decode_time_seconds", HISTOGRAM, REQ(decode_s), BOTH_FROM(0.3),
+     "From the first token to the last."},
+    {"request_inference_time_seconds", HISTOGRAM, REQ(inference_s), BOTH_FROM(0.3),
+     "From the last admission before the first token to the last token."},
+    /* sizes */
+    {"request_prompt_tokens", HISTOGRAM, REQ(prompt_tokens), BOTH_TOKENS,
+     "Prompt tokens per request."},
+    {"request_generation_tokens", HISTOGRAM, REQ(output_tokens), BOTH_TOKENS,
+     "Output tokens per request."},
+    {"request_max_num_generation_tokens", HISTOGRAM, REQ(max_output_tokens), BOTH_TOKENS,
+     "Output tokens of the longest choice of a prompt."},
+    {"request_params_n", HISTOGRAM, REQ(params_n), PAGED, "Choices asked for per prompt."},
+    {"request_params_max_tokens", HISTOGRAM, REQ(params_max_tokens), PAGED_TOKENS,
+     "Output limit of a request, its default included."},
+    {"request_prefill_kv_computed_tokens", HISTOGRAM, REQ(computed_prompt_tokens), PAGED_TOKENS,
+     "Prompt tokens per request that were not found in the prefix cache."},
+    {"request_num_preemptions", HISTOGRAM, REQ(preemptions), PAGED, "Preemptions per request."},
+    {"iteration_tokens", HISTOGRAM, F64, AT(core.step_tokens), NULL, PAGED,
+     "Tokens of one step, prompts and decodes together."},
+    /* the server */
+    {"ready", GAUGE, OWN(ready), PAGED, "1 when a worker is ready."},
+    {"uptime_seconds", GAUGE, OWN(uptime_s), PAGED, "Since the start of the daemon."},
+    {"build_info", GAUGE, EACH(samples_build), PAGED, "The version that runs."},
+    {"worker_info", GAUGE, EACH(samples_worker), PAGED, "The worker processes that live now."},
+    {"worker_restarts_total", COUNTER, EACH(samples_restarts), PAGED,
+     "Times a worker was started again, by why the one before was given up."},
+    {"steps_total", COUNTER, U64, AT(core.n_steps), NULL, PAGED,
+     "Steps the worker has acknowledged."},
+    {"limit", GAUGE, EACH(samples_limits), PAGED, "Bounds that this server keeps, by option."},
+    {"completions_total", COUNTER, EACH(samples_completions), PAGED,
+     "Answered completion requests by class of status."},
+    {"http_requests_total", COUNTER, U64, AT(api.n_requests), NULL, PAGED,
+     "HTTP requests on all paths."},
+    {"http_connections", GAUGE, I32, AT(api.n_connections), NULL, PAGED,
+     "Open client connections."},
+    {"text_jobs", GAUGE, I32, AT(api.n_text_jobs), NULL, PAGED,
+     "Requests to /tokenize and /detokenize that wait or run."},
+};
+
+/* Names that every Prometheus client library gives, without prefix and labels. */
+static const struct {
+    const char *name;
+    const char *type;
+    size_t at;
+    const char *help;
+} process_rows[] = {
+    {"process_cpu_seconds_total", "counter", AT(process.cpu_s), "CPU time, user and system."},
+    {"process_resident_memory_bytes", "gauge", AT(process.resident_bytes), "Resident memory."},
+    {"process_virtual_memory_bytes", "gauge", AT(process.virtual_bytes), "Virtual memory."},
+    {"process_open_fds", "gauge", AT(process.open_fds), "Open file descriptors."},
+    {"process_max_fds", "gauge", AT(process.max_fds), "File descriptors that may be open."},
+    {"process_start_time_seconds", "gauge", AT(process.start_s), "Start, in seconds since 1970."},
+};
+
+/* --- the page --------------------------------------------------------------------------------- */
+
+static double read_value(const scrape *s, const family *f)
+{
+    const char *at = (const char *)s + f->at;
+    switch (f->value) {
+    case U64:
+        return (double)*(const uint64_t *)(const void *)at;
+    case I32:
+        return *(const int32_t *)(const void *)at;
+    default:
+        return *(const double *)(const void *)at;
+    }
+}
+
+static void append_family(page *p, const family *f, const char *prefix)
+{
+    static const char *const types[] = {"gauge", "counter", "histogram"};
+    snprintf(p->name, sizeof(p->name), "%s%s", prefix, f->name);
+    strbuf_appendf(&p->b, "# HELP %s %s\n# TYPE %s %s\n", p->name, f->help, p->name,
+                   types[f->type]);
+    if (f->type == HISTOGRAM)
+        histogram_append((const histogram *)(const void *)((const char *)p->s + f->at), &p->b,
+                         p->name, p->labels, p->low, p->high);
+    else if (f->value == SAMPLES)
+        f->samples(p);
+    else
+        strbuf_appendf(&p->b, "%s{%s} %.17g\n", p->name, p->labels, read_value(p->s, f));
+}
+
+static void append_families(page *p)
+{
+    for (size_t i = 0; i < PGD_ARRAY_LEN(families); i++) {
+        const family *f = &families[i];
+        p->low = 0;
+        p->high = f->is_tokens ? p->s->core.max_model_len : HUGE_VAL;
+        append_family(p, f, "paged_");
+        p->low = f->vllm_low;
+        if (f->is_vllm)
+            append_family(p, f, "vllm:");
+    }
+    for (size_t i = 0; i < PGD_ARRAY_LEN(process_rows); i++)
+        strbuf_appendf(&p->b, "# HELP %s %s\n# TYPE %s %s\n%s %.17g\n", process_rows[i].name,
+                       process_rows[i].help, process_rows[i].name, process_rows[i].type,
+                       process_rows[i].name,
+                       *(const double *)(const void *)((const char *)p->s + process_rows[i].at));
+}
+
+static void take_scrape(scrape *s, http_api *api)
+{
+    scheduler_stats *k = &s->core.scheduler;
+    s->api = *api;
+    s->cfg = engine_get_config(api->engine);
+    s->requests = *engine_get_metrics(api->engine);
+    engine_get_stats(api->engine, &s->core);
+    process_info_read(&s->process);
+    s->ready = s->core.state == CORE_READY;
+    s->uptime_s = (double)(clock_now_us() - api->started_us) * 1e-6;
+    s->n_waiting = k->n_waiting + s->core.n_queued_commands;
+    s->n_blocks_used = k->n_blocks_total - k->n_blocks_free;
+    s->n_blocks_free = k->n_blocks_free - k->n_blocks_cached;
+    s->usage = k->n_blocks_total > 0 ? s->n_blocks_used / k->n_blocks_total : 0;
+}
+
+/* As the text format wants it: backslash and quote escaped, one line. */
+static void set_labels(page *p, const char *model_name)
+{
+    strbuf b;
+    strbuf_init(&b);
+    strbuf_append_str(&b, "model_name=\"");
+    append_escaped(&b, model_name);
+    strbuf_append_str(&b, "\",engine=\"0\"");
+    PGD_ASSERT(b.failed || b.n_bytes < sizeof(p->labels));
+    snprintf(p->labels, sizeof(p->labels), "%s", b.failed ? "engine=\"0\"" : b.data);
+    strbuf_deinit(&b);
+}
+
+void api_metrics_handle(http_api *api, http_conn *conn, const http_request *req)
+{
+    scrape s;
+    page p = {.s = &s};
+    (void)req;
+    take_scrape(&s, api);
+    strbuf_init(&p.b);
+    set_labels(&p, engine_model_name(api->engine));
+    append_families(&p);
+    if (p.b.failed)
+        http_error_respond(conn, 503, NULL, "out of memory");
+    else
+        http_conn_respond(conn, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, p.b.data,
+                          p.b.n_bytes);
+    strbuf_deinit(&p.b);
+}
