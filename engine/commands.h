@@ -7,6 +7,8 @@
 #ifndef ENGINE_COMMANDS_H
 #define ENGINE_COMMANDS_H
 
+#include <stdio.h>
+
 #include "common/err.h"
 #include "config/config.h"
 #include "engine/core/core_loop.h"
@@ -19,6 +21,7 @@
 int cmd_serve(int argc, char **argv);
 int cmd_run(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+void cmd_bench_help(FILE *out, int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_config(int argc, char **argv);
 

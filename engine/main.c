@@ -13,12 +13,15 @@ typedef struct command {
     const char *name;
     int (*run)(int argc, char **argv);
     const char *help;
+    /* What --help behind the name prints; NULL = the whole program's. */
+    void (*print_help)(FILE *out, int argc, char **argv);
 } command;
 
 static const command commands[] = {
     {"serve", cmd_serve, "run the daemon: HTTP completions on 127.0.0.1:8000"},
     {"run", cmd_run, "one completion on the terminal: paged run --model PATH -p PROMPT"},
-    {"bench", cmd_bench, "measure: paged bench latency|throughput --model PATH"},
+    {"bench", cmd_bench, "measure: paged bench latency|throughput|serve --model PATH",
+     cmd_bench_help},
     {"inspect", cmd_inspect, "tell what a model file holds and whether this build runs it"},
     {"config", cmd_config, "check the configuration; --dump prints all of it, annotated"},
 };
@@ -34,6 +37,15 @@ static void print_help(FILE *out)
         "\noptions, each also a line of the file given by --config and a variable PAGED_NAME:\n\n",
         out);
     config_help(out);
+}
+
+static const command *find_command(const char *name)
+{
+    for (size_t i = 0; i < PGD_ARRAY_LEN(commands); i++) {
+        if (strcmp(name, commands[i].name) == 0)
+            return &commands[i];
+    }
+    return NULL;
 }
 
 static bool asks_for_help(int argc, char **argv)
@@ -65,7 +77,11 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN); /* a client that leaves is an error of its socket, not a signal */
     log_init("engine", LOG_INFO);
     if (asks_for_help(argc, argv)) {
-        print_help(stdout);
+        const command *c = find_command(argv[1]);
+        if (c != NULL && c->print_help != NULL)
+            c->print_help(stdout, argc - 2, argv + 2);
+        else
+            print_help(stdout);
         return 0;
     }
     if (argc < 2) {
@@ -76,10 +92,9 @@ int main(int argc, char **argv)
         puts("paged " PGD_VERSION_STRING);
         return 0;
     }
-    for (size_t i = 0; i < PGD_ARRAY_LEN(commands); i++) {
-        if (strcmp(argv[1], commands[i].name) == 0)
-            return commands[i].run(argc - 2, argv + 2);
-    }
+    const command *c = find_command(argv[1]);
+    if (c != NULL)
+        return c->run(argc - 2, argv + 2);
     fprintf(stderr, "paged: unknown command %s; paged --help lists them\n", argv[1]);
     return EXIT_STATUS_USAGE;
 }
