@@ -95,11 +95,15 @@ static void apply_event(engine *e, const core_event *event)
         tell_cache_reset(e, event->was_reset);
         return;
     }
-    if (!hash_map_get(e->generations, event->request_id, &value))
+    if (!hash_map_get(e->generations, event->request_id, &value)) {
+        mem_free(event->prompt_logprobs);
         return; /* told its end already */
+    }
     generation *g = (generation *)value;
     bool ended = event->kind == CORE_EVENT_FINISHED;
-    if (!g->is_cancelled) {
+    if (g->is_cancelled) {
+        mem_free(event->prompt_logprobs);
+    } else {
         if (!ended)
             engine_metrics_note_token(&e->metrics, g, event);
         bool by_stop_string = generation_apply(g, event);

@@ -54,6 +54,7 @@ void generation_destroy(generation *g)
     strbuf_deinit(&g->piece);
     mem_free(g->tokens);
     mem_free(g->stop_ids);
+    mem_free(g->prompt_logprobs);
     mem_free(g);
 }
 
@@ -108,6 +109,8 @@ static bool apply_token(generation *g, const core_event *e)
     g->last_token_us = e->time_us;
     g->n_output_tokens++;
     g->n_cached_tokens = e->num_cached_tokens;
+    if (e->prompt_logprobs != NULL)
+        g->prompt_logprobs = e->prompt_logprobs;
     if (g->keep_tokens)
         keep_token(g, e);
     if (ends_request(g, e->token) && !g->include_stop)

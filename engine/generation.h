@@ -57,6 +57,9 @@ struct generation {
     strbuf text;              /* since the last on_chunk */
     generation_token *tokens; /* [n_tokens], since the last on_chunk; only with keep_tokens */
     int32_t n_tokens;
+    token_logprob
+        *prompt_logprobs;    /* [n_prompt_tokens, n_prompt_logprobs_per_token], there with the
+                                       first token if asked for, token 0 unused */
     int32_t n_output_tokens; /* in all, the stopping token included */
     int32_t n_prompt_tokens;
     int32_t n_cached_tokens;
@@ -93,7 +96,7 @@ PGD_MUST_USE pgd_err generation_create(generation **out, const generation_opts *
                                        const tokenizer *tok, const token_id *eos_ids,
                                        int32_t n_eos_ids);
 void generation_destroy(generation *g);
-/* Applies a TOKEN or FINISHED event. True when it ended by a stop string just now: the caller
+/* Applies a TOKEN or FINISHED event; takes its prompt_logprobs. True when it ended by a stop string just now: the caller
  * aborts the request. */
 bool generation_apply(generation *g, const core_event *event);
 

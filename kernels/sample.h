@@ -16,8 +16,9 @@
  *        x = word (id & 3) of Philox4x32-10 with key {seed low, seed high} and
  *            counter {id >> 2, position, choice_idx, 0},  position = n_tokens - n_prompt_tokens.
  *      (u near 0 makes the large g, so f32 keeps its precision.)
- *   7. Logprobs: log softmax of the raw logits; the sampled token first, then the n_logprobs best
- *      in descending order, ties to the lower id.
+ *      With has_token the row's token is given and steps 2 to 6 are left out.
+ *   7. Logprobs: log softmax of the raw logits; the token first, then the n_logprobs best in
+ *      descending order, ties to the lower id.
  *
  * All sums are taken in an order that depends on the row alone; one thread works on one row.
  *
@@ -77,8 +78,10 @@ typedef struct sample_row {
     int32_t n_prompt_tokens;
     int32_t n_tokens;
 
+    bool has_token; /* token is given: a prompt's, only its logprobs are wanted */
+
     /* Results, written by the op. */
-    token_id token; /* -1 with an error */
+    token_id token; /* -1 with an error; with has_token the caller's, in [0, vocab_size) */
     sample_error error;
     sample_logprob *logprobs; /* [n_logprobs + 1] when n_logprobs >= 0 */
 } sample_row;

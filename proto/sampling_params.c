@@ -17,6 +17,7 @@ static const wire_field FIELDS[] = {
     W_I32(sampling_params, choice_idx, 0, INT32_MAX),
     W_U64(sampling_params, seed),
     W_I32_REF(sampling_params, n_logprobs, -1, max_logprobs),
+    W_I32_REF(sampling_params, n_prompt_logprobs_per_token, 0, max_logprobs_per_token),
     W_I32(sampling_params, min_tokens, 0, INT32_MAX),
     {
         .name = "stop_ids",

@@ -5,7 +5,7 @@
  * repetition > 0. Order of application: logit bias and min_tokens mask, penalties (repetition over
  * prompt and output; presence and frequency over output), temperature, top-k, top-p, min-p, then
  * Gumbel-max with Philox4x32-10 keyed by (seed, choice_idx, output position), counter = token id;
- * ties go to the lower id. Logprobs come from the raw logits.
+ * ties go to the lower id. Logprobs, of the prompt's tokens too, come from the raw logits.
  * Owns:    nothing; the pointers are borrows
  */
 #ifndef PROTO_SAMPLING_PARAMS_H
@@ -26,10 +26,12 @@ typedef struct sampling_params {
     float repetition_penalty;
     float presence_penalty;
     float frequency_penalty;
-    uint64_t seed;            /* always set: drawn at admission when the client gave none */
-    int32_t choice_idx;       /* which of n samples */
-    int32_t n_logprobs;       /* -1 none, 0 the sampled token only, k > 0 also the k best */
-    int32_t min_tokens;       /* until then stop_ids are masked */
+    uint64_t seed;      /* always set: drawn at admission when the client gave none */
+    int32_t choice_idx; /* which of n samples */
+    int32_t n_logprobs; /* -1 none, 0 the sampled token only, k > 0 also the k best */
+    int32_t n_prompt_logprobs_per_token; /* 0 none, 1 the prompt's own tokens, 1 + k also the k
+                                            best of each position */
+    int32_t min_tokens;                  /* until then stop_ids are masked */
     int32_t n_stop_ids;       /* every id that would end the request: eos unless ignore_eos, and
                                  stop_token_ids */
     const token_id *stop_ids; /* [n_stop_ids] */

@@ -1,7 +1,8 @@
 /* What a worker answers to one scheduler_output.
  *
  * One result per scheduled request that produced something: a row that is still inside its prompt
- * has no entry unless it failed.
+ * has no entry unless it failed. Prompt results stand apart from that: a request has one in each
+ * step that computes rows before the last token of its prompt, unless that step fails it.
  * Owns:    nothing; pointers are borrows until the next step (worker) or the next frame (engine)
  */
 #ifndef PROTO_STEP_RESULT_H
@@ -35,12 +36,29 @@ typedef struct request_result_msg {
     token_id drafts[PGD_MAX_DRAFT_TOKENS];
 } request_result_msg;
 
+/* Log probabilities of prompt tokens, for a request that wants them: those that the rows of this
+ * step predict, tokens first_token to first_token + n_tokens - 1 of the prompt (token 0 has none). */
+typedef struct prompt_result_msg {
+    uint64_t request_id;
+    uint32_t request_epoch;
+    int32_t first_token; /* >= 1 */
+    int32_t n_tokens;    /* >= 1 */
+    /* For token t: n_logprobs_per_token entries from prompt_logprobs[first_logprob + t *
+     * n_logprobs_per_token]: the prompt's token first, then the best ones as above. */
+    int32_t n_logprobs_per_token;
+    int32_t first_logprob;
+} prompt_result_msg;
+
 typedef struct step_result {
     uint64_t step_id;
     int32_t n_results;
     const request_result_msg *results;
     int32_t n_logprobs;
     const token_logprob *logprobs;
+    int32_t n_prompt_results;
+    const prompt_result_msg *prompt_results;
+    int32_t n_prompt_logprobs;
+    const token_logprob *prompt_logprobs;
     int32_t n_finished_transfers;
     const uint64_t *finished_transfers;
     uint32_t forward_us; /* from the first kernel to the sampled tokens */

@@ -46,7 +46,8 @@ pgd_err wire_limits_derive(wire_limits *l, pgd_why *why)
     if (l->max_num_seqs < 1 || l->max_num_batched_tokens < 1 || l->max_model_len < 1 ||
         l->vocab_size < 1 || l->n_blocks < 2 || l->block_size < 1 || l->n_groups < 1 ||
         l->n_groups > PGD_MAX_KV_GROUPS || l->max_logprobs < 0 ||
-        l->max_logprobs > PGD_MAX_LOGPROBS || l->max_num_seqs > (1 << 20))
+        l->max_logprobs > PGD_MAX_LOGPROBS || l->max_num_seqs > (1 << 20) ||
+        l->max_num_batched_tokens > WIRE_MAX_BATCHED_TOKENS)
         return pgd_fail(why, PGD_ERANGE,
                         "limits: expected positive sizes, got max_num_seqs=%d "
                         "max_num_batched_tokens=%d max_model_len=%d "
@@ -59,6 +60,7 @@ pgd_err wire_limits_derive(wire_limits *l, pgd_why *why)
     l->max_blocks_per_request = (l->max_model_len - 1) / l->block_size + 2;
     l->max_logprobs_per_token = l->max_logprobs + 1;
     l->max_result_logprobs = l->max_num_seqs * l->max_logprobs_per_token;
+    l->max_prompt_logprobs = l->max_num_batched_tokens * l->max_logprobs_per_token;
     return PGD_OK;
 }
 

@@ -15,9 +15,11 @@
 #include "common/err.h"
 
 #define WIRE_MAGIC        0x57444750u /* "PGDW" */
-#define WIRE_VERSION      1
+#define WIRE_VERSION      2
 #define WIRE_HEADER_BYTES 24
 #define WIRE_ALIGN        8
+/* So that entries of a step can be counted in 32 bits. */
+#define WIRE_MAX_BATCHED_TOKENS (1 << 20)
 
 typedef enum wire_type {
     WIRE_HELLO = 1,
@@ -59,6 +61,7 @@ typedef struct wire_limits {
     int32_t max_blocks_per_request;
     int32_t max_result_logprobs; /* entries of a whole step */
     int32_t max_logprobs_per_token;
+    int32_t max_prompt_logprobs; /* entries of a whole step */
 } wire_limits;
 
 /* Fills the derived members; PGD_ERANGE when a member is out of range. */

@@ -25,8 +25,10 @@ pgd_err input_batch_create(input_batch **out, int32_t max_rows, int32_t max_seqs
     b->seq_row = mem_calloc((size_t)max_seqs, sizeof(*b->seq_row));
     b->logit_rows = mem_calloc((size_t)max_seqs, sizeof(*b->logit_rows));
     b->logit_seqs = mem_calloc((size_t)max_seqs, sizeof(*b->logit_seqs));
+    b->prompt_rows = mem_calloc((size_t)max_rows, sizeof(*b->prompt_rows));
+    b->prompt_seqs = mem_calloc((size_t)max_rows, sizeof(*b->prompt_seqs));
     if (!b->ids || !b->positions || !b->slots || !b->query_start || !b->n_context || !b->seq_row ||
-        !b->logit_rows || !b->logit_seqs) {
+        !b->logit_rows || !b->logit_seqs || !b->prompt_rows || !b->prompt_seqs) {
         input_batch_destroy(b);
         return PGD_ENOMEM;
     }
@@ -46,6 +48,8 @@ void input_batch_destroy(input_batch *b)
     mem_free(b->seq_row);
     mem_free(b->logit_rows);
     mem_free(b->logit_seqs);
+    mem_free(b->prompt_rows);
+    mem_free(b->prompt_seqs);
     mem_free(b);
 }
 
@@ -54,6 +58,7 @@ void input_batch_reset(input_batch *b)
     b->n_rows = 0;
     b->n_seqs = 0;
     b->n_logit_rows = 0;
+    b->n_prompt_rows = 0;
     b->query_start[0] = 0;
 }
 
@@ -102,6 +107,13 @@ pgd_err input_batch_add(input_batch *b, const request_row *r, int32_t row, int32
     if (n_computed + n_scheduled == r->n_tokens) {
         b->logit_rows[b->n_logit_rows] = b->n_rows - 1;
         b->logit_seqs[b->n_logit_rows++] = row;
+    }
+    if (r->params.n_prompt_logprobs_per_token == 0)
+        return PGD_OK;
+    int32_t end = PGD_MIN(n_computed + n_scheduled, r->n_prompt_tokens - 1);
+    for (int32_t p = n_computed; p < end; p++) {
+        b->prompt_rows[b->n_prompt_rows] = at + p - n_computed;
+        b->prompt_seqs[b->n_prompt_rows++] = row;
     }
     return PGD_OK;
 }

@@ -19,14 +19,17 @@ typedef struct input_batch {
     int32_t n_rows; /* tokens */
     int32_t n_seqs; /* requests */
     int32_t n_logit_rows;
-    token_id *ids;        /* [n_rows] */
-    int32_t *positions;   /* [n_rows] */
-    slot_id *slots;       /* [n_rows] */
-    int32_t *query_start; /* [n_seqs + 1] */
-    int32_t *n_context;   /* [n_seqs] keys after this step: computed + scheduled */
-    int32_t *seq_row;     /* [n_seqs] row in the block table */
-    int32_t *logit_rows;  /* [n_logit_rows] index into the n_rows, ascending */
-    int32_t *logit_seqs;  /* [n_logit_rows] row in request_rows */
+    int32_t n_prompt_rows; /* rows whose next token, a prompt's, is to be scored */
+    token_id *ids;         /* [n_rows] */
+    int32_t *positions;    /* [n_rows] */
+    slot_id *slots;        /* [n_rows] */
+    int32_t *query_start;  /* [n_seqs + 1] */
+    int32_t *n_context;    /* [n_seqs] keys after this step: computed + scheduled */
+    int32_t *seq_row;      /* [n_seqs] row in the block table */
+    int32_t *logit_rows;   /* [n_logit_rows] index into the n_rows, ascending */
+    int32_t *logit_seqs;   /* [n_logit_rows] row in request_rows */
+    int32_t *prompt_rows;  /* [n_prompt_rows] index into the n_rows, ascending */
+    int32_t *prompt_seqs;  /* [n_prompt_rows] row in request_rows */
     int32_t max_rows;
     int32_t max_seqs;
 } input_batch;
@@ -36,7 +39,8 @@ void input_batch_destroy(input_batch *b);
 void input_batch_reset(input_batch *b);
 
 /* Adds n_scheduled >= 1 tokens of a row from position n_computed on. The row samples when that
- * reaches its last known token. PGD_EPROTO with a why: batch full, tokens beyond those known, KV
+ * reaches its last known token; rows before the last token of a prompt that wants its logprobs
+ * become prompt rows. PGD_EPROTO with a why: batch full, tokens beyond those known, KV
  * that was never computed, or too few blocks; the batch is then unchanged. */
 PGD_MUST_USE pgd_err input_batch_add(input_batch *b, const request_row *r, int32_t row,
                                      int32_t n_computed, int32_t n_scheduled,

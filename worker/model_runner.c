@@ -16,6 +16,7 @@
 #include "common/thread.h"
 #include "worker/memory_info.h"
 #include "worker/model/decoder.h"
+#include "worker/prompt_scorer.h"
 #include "worker/sampler.h"
 
 typedef struct model_runner {
@@ -31,6 +32,7 @@ typedef struct model_runner {
     request_rows *rows;
     input_batch *batch;
     sampler *sampler;
+    prompt_scorer *scorer;
     kv_cache *kv;
     block_table *table;
     load_msg load;
@@ -133,6 +135,8 @@ static pgd_err create_state(model_runner *r, pgd_why *why)
     PGD_TRY(request_rows_create(&r->rows, &rows));
     PGD_TRY(input_batch_create(&r->batch, msg->max_num_batched_tokens, msg->max_num_seqs));
     PGD_TRY(sampler_create(&r->sampler, msg->max_num_seqs, msg->max_logprobs, r->cfg->vocab_size));
+    PGD_TRY(prompt_scorer_create(&r->scorer, msg->max_num_seqs, msg->max_num_batched_tokens,
+                                 msg->max_logprobs, r->cfg->vocab_size));
     PGD_TRY(create_workspace(r, why));
     log_debug("worker", "memory weights=%zu activations=%zu workspace=%zu", r->w->n_bytes,
               decoder_bytes(r->decoder), r->ctx.workspace_bytes);
@@ -314,17 +318,21 @@ static pgd_err run_step(model_runner *r, const scheduler_output *in, step_result
     cpu_pool_begin(r->pool);
     input_batch_reset(r->batch);
     sampler_reset(r->sampler);
+    prompt_scorer_reset(r->scorer);
     PGD_TRY(apply(r, in, why));
     uint64_t forward_us = clock_now_us();
     float *logits;
     PGD_TRY(decoder_forward(r->decoder, &logits, r->batch, r->table, r->kv, &r->ctx,
                             &r->base.progress));
+    PGD_TRY(prompt_scorer_run(r->scorer, r->sampler, r->decoder, r->batch, r->rows, r->ops, &r->ctx,
+                              &r->base.progress));
     PGD_TRY(sampler_run(r->sampler, logits, r->batch, r->rows, r->ops, &r->ctx));
     uint64_t end_us = clock_now_us();
     *out = (step_result){.step_id = in->step_id,
                          .forward_us = (uint32_t)(end_us - forward_us),
                          .total_us = (uint32_t)(end_us - start_us)};
     sampler_fill_result(r->sampler, out);
+    prompt_scorer_fill_result(r->scorer, out);
     return PGD_OK;
 }
 
@@ -343,6 +351,7 @@ static void destroy(step_runner *base)
     model_runner *r = (model_runner *)base;
     block_table_destroy(r->table);
     kv_cache_destroy(r->kv);
+    prompt_scorer_destroy(r->scorer);
     sampler_destroy(r->sampler);
     input_batch_destroy(r->batch);
     request_rows_destroy(r->rows);

@@ -110,6 +110,9 @@ static pgd_err check_params(const request_rows *rows, const new_request_msg *msg
     PGD_TRY(check_range(p->choice_idx, 0, INT32_MAX, "choice_idx", id, why));
     PGD_TRY(check_range(p->n_logprobs, -1, PGD_MIN(rows->opts.max_logprobs, rows->opts.vocab_size),
                         "n_logprobs", id, why));
+    PGD_TRY(check_range(p->n_prompt_logprobs_per_token, 0,
+                        PGD_MIN(rows->opts.max_logprobs, rows->opts.vocab_size) + 1,
+                        "n_prompt_logprobs_per_token", id, why));
     PGD_TRY(check_range(p->min_tokens, 0, INT32_MAX, "min_tokens", id, why));
     PGD_TRY(check_range(p->n_stop_ids, 0, REQUEST_ROWS_MAX_STOP_IDS, "n_stop_ids", id, why));
     PGD_TRY(check_range(p->n_logit_bias, 0, PGD_MAX_LOGIT_BIAS, "n_logit_bias", id, why));

@@ -18,6 +18,7 @@ struct sampler {
     int32_t max_seqs;
     int32_t vocab_size;
     sample_row *rows;            /* [max_seqs] */
+    int32_t *row_seqs;           /* [max_seqs] row in request_rows of each */
     request_result_msg *results; /* [max_seqs] */
     int32_t n_results;
     sample_logprob *logprobs; /* [max_seqs * (max_logprobs + 1)] */
@@ -35,9 +36,10 @@ pgd_err sampler_create(sampler **out, int32_t max_seqs, int32_t max_logprobs, in
     s->max_seqs = max_seqs;
     s->vocab_size = vocab_size;
     s->rows = mem_calloc((size_t)max_seqs, sizeof(*s->rows));
+    s->row_seqs = mem_calloc((size_t)max_seqs, sizeof(*s->row_seqs));
     s->results = mem_calloc((size_t)max_seqs, sizeof(*s->results));
     s->logprobs = mem_calloc((size_t)max_seqs * (size_t)(max_logprobs + 1), sizeof(*s->logprobs));
-    if (!s->rows || !s->results || !s->logprobs) {
+    if (!s->rows || !s->row_seqs || !s->results || !s->logprobs) {
         sampler_destroy(s);
         return PGD_ENOMEM;
     }
@@ -50,6 +52,7 @@ void sampler_destroy(sampler *s)
     if (!s)
         return;
     mem_free(s->rows);
+    mem_free(s->row_seqs);
     mem_free(s->results);
     mem_free(s->logprobs);
     mem_free(s);
@@ -105,18 +108,22 @@ void sampler_add_error(sampler *s, const request_row *r, request_error error)
 pgd_err sampler_run(sampler *s, const float *logits, const input_batch *batch, request_rows *rows,
                     const kernel_ops *ops, kernel_ctx *ctx)
 {
-    int32_t n = batch->n_logit_rows;
-    PGD_ASSERT(n <= s->max_seqs - s->n_results);
-    for (int32_t i = 0; i < n; i++) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < batch->n_logit_rows; i++) {
         const request_row *r = request_rows_get(rows, batch->logit_seqs[i]);
-        fill_row(&s->rows[i], r, logits + (int64_t)i * s->vocab_size, s->logprobs + s->n_logprobs);
+        if (r->has_failed) /* in this step, at a token of its prompt */
+            continue;
+        PGD_ASSERT(n < s->max_seqs - s->n_results);
+        s->row_seqs[n] = batch->logit_seqs[i];
+        fill_row(&s->rows[n++], r, logits + (int64_t)i * s->vocab_size,
+                 s->logprobs + s->n_logprobs);
         s->n_logprobs += r->params.n_logprobs + 1;
     }
     sample_args args = {.rows = s->rows, .n_rows = n, .vocab_size = s->vocab_size};
     PGD_TRY(ops->sample(&args, ctx));
     for (int32_t i = 0; i < n; i++) {
         const sample_row *row = &s->rows[i];
-        request_row *r = request_rows_get(rows, batch->logit_seqs[i]);
+        request_row *r = request_rows_get(rows, s->row_seqs[i]);
         if (row->error != SAMPLE_OK) {
             r->has_failed = true;
             sampler_add_error(s, r,
@@ -130,7 +137,7 @@ pgd_err sampler_run(sampler *s, const float *logits, const input_batch *batch, r
         out->n_logprobs_per_token = row->n_logprobs + 1;
         out->first_logprob = (int32_t)(row->logprobs - s->logprobs);
         /* A row that is full cannot be scheduled any further: the batch refuses it. */
-        (void)request_rows_append_token(rows, batch->logit_seqs[i], row->token);
+        (void)request_rows_append_token(rows, s->row_seqs[i], row->token);
     }
     return PGD_OK;
 }

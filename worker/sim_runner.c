@@ -60,6 +60,8 @@ typedef struct sim_runner {
     uint64_t *slots; /* [n_groups][n_kv_blocks * block_size] */
     request_result_msg *results;
     token_logprob *logprobs;
+    prompt_result_msg *prompt_results;
+    token_logprob *prompt_logprobs; /* [max_num_batched_tokens * (max_logprobs + 1)] */
 } sim_runner;
 
 static uint64_t mix(uint64_t h, uint64_t x)
@@ -96,13 +98,15 @@ token_id sim_runner_next_token(const token_id *tokens, int32_t n_tokens, int32_t
     return draw(hash, n_tokens - n_prompt_tokens, params, vocab_size);
 }
 
-/* Falling values that depend on rank only; the sampled token is the best one. */
-static int32_t fill_logprobs(token_logprob *out, token_id token, int32_t n_best, int32_t vocab_size)
+/* Falling values that depend on rank only, best first: best, best + 1, ... around the vocabulary. */
+static int32_t fill_logprobs(token_logprob *out, token_id token, token_id best, int32_t n_best,
+                             int32_t vocab_size)
 {
-    out[0] = (token_logprob){token, -0.25f};
+    int32_t rank = (token - best + vocab_size) % vocab_size;
+    out[0] = (token_logprob){token, -0.25f - (float)rank};
     for (int32_t k = 0; k < n_best; k++)
         out[1 + k] =
-            (token_logprob){(token_id)(((int64_t)token + k) % vocab_size), -0.25f - (float)k};
+            (token_logprob){(token_id)(((int64_t)best + k) % vocab_size), -0.25f - (float)k};
     return 1 + n_best;
 }
 
@@ -319,10 +323,35 @@ static bool apply_faults(sim_runner *s, const sim_row *row)
     return is_nan;
 }
 
+/* The prompt's tokens that the rows of this step predict. */
+static void score_prompt(sim_runner *s, const sim_row *row, step_result *out)
+{
+    int32_t n_per_token = row->params.n_prompt_logprobs_per_token;
+    int32_t first = row->n_computed_tokens + 1;
+    int32_t end = PGD_MIN(first + row->n_scheduled_tokens, row->n_prompt_tokens);
+    if (n_per_token == 0 || first >= end)
+        return;
+    s->prompt_results[out->n_prompt_results++] =
+        (prompt_result_msg){.request_id = row->request_id,
+                            .request_epoch = row->request_epoch,
+                            .first_token = first,
+                            .n_tokens = end - first,
+                            .n_logprobs_per_token = n_per_token,
+                            .first_logprob = out->n_prompt_logprobs};
+    for (int32_t p = first; p < end; p++) {
+        token_id best = (token_id)(mix(row->hashes[p - 1], 0) % (uint64_t)s->vocab_size);
+        out->n_prompt_logprobs +=
+            fill_logprobs(&s->prompt_logprobs[out->n_prompt_logprobs], row->tokens[p], best,
+                          n_per_token - 1, s->vocab_size);
+    }
+}
+
 static void finish_row(sim_runner *s, sim_row *row, bool is_nan, step_result *out)
 {
     int32_t end = row->n_computed_tokens + row->n_scheduled_tokens;
     request_result_msg *r = &s->results[out->n_results];
+    if (!is_nan)
+        score_prompt(s, row, out);
     row->n_computed_tokens = end;
     if (end < row->n_tokens && !is_nan)
         return; /* still inside its prompt */
@@ -339,7 +368,7 @@ static void finish_row(sim_runner *s, sim_row *row, bool is_nan, step_result *ou
     r->tokens[0] = token;
     if (row->params.n_logprobs >= 0) {
         r->first_logprob = out->n_logprobs;
-        r->n_logprobs_per_token = fill_logprobs(&s->logprobs[out->n_logprobs], token,
+        r->n_logprobs_per_token = fill_logprobs(&s->logprobs[out->n_logprobs], token, token,
                                                 row->params.n_logprobs, s->vocab_size);
         out->n_logprobs += r->n_logprobs_per_token;
     }
@@ -352,7 +381,11 @@ static pgd_err sim_step(step_runner *base, const scheduler_output *in, step_resu
 {
     sim_runner *s = (sim_runner *)(void *)base;
     uint64_t start_us = clock_now_us();
-    *out = (step_result){.step_id = in->step_id, .results = s->results, .logprobs = s->logprobs};
+    *out = (step_result){.step_id = in->step_id,
+                         .results = s->results,
+                         .logprobs = s->logprobs,
+                         .prompt_results = s->prompt_results,
+                         .prompt_logprobs = s->prompt_logprobs};
     s->n_batch = 0;
     PGD_TRY(release_rows(s, in->finished_ids, in->n_finished, "finished", why));
     PGD_TRY(release_rows(s, in->preempted_ids, in->n_preempted, "preempted", why));
@@ -416,11 +449,15 @@ static pgd_err alloc_rows(sim_runner *s, pgd_why *why)
     s->results = mem_calloc((size_t)n_rows, sizeof *s->results);
     s->logprobs =
         mem_calloc((size_t)n_rows * (size_t)(s->load.max_logprobs + 1), sizeof *s->logprobs);
+    s->prompt_results = mem_calloc((size_t)n_rows, sizeof *s->prompt_results);
+    s->prompt_logprobs =
+        mem_calloc((size_t)s->load.max_num_batched_tokens * (size_t)(s->load.max_logprobs + 1),
+                   sizeof *s->prompt_logprobs);
     s->slots = mem_calloc((size_t)s->n_groups * (size_t)s->n_kv_blocks,
                           (size_t)s->block_size * sizeof *s->slots);
     bool ok = s->rows != NULL && s->free_rows != NULL && s->batch != NULL && s->results != NULL &&
-              s->logprobs != NULL && s->slots != NULL &&
-              hash_map_create(&s->by_id, (size_t)n_rows) == PGD_OK;
+              s->logprobs != NULL && s->prompt_results != NULL && s->prompt_logprobs != NULL &&
+              s->slots != NULL && hash_map_create(&s->by_id, (size_t)n_rows) == PGD_OK;
     for (int32_t i = 0; ok && i < n_rows; i++) {
         sim_row *row = &s->rows[i];
         s->free_rows[s->n_free_rows++] = n_rows - 1 - i;
@@ -466,6 +503,8 @@ static void sim_destroy(step_runner *base)
     mem_free(s->batch);
     mem_free(s->results);
     mem_free(s->logprobs);
+    mem_free(s->prompt_results);
+    mem_free(s->prompt_logprobs);
     mem_free(s->slots);
     hash_map_destroy(s->by_id);
     mem_free(s);

@@ -152,6 +152,7 @@ static void on_token(void *arg, request *r, token_id token, const token_logprob 
                     .request_id = r->id,
                     .token = token,
                     .n_logprobs = n_logprobs,
+                    .prompt_logprobs = request_take_prompt_logprobs(r),
                     .stop_token = -1,
                     .num_cached_tokens = PGD_MAX(r->num_cached_tokens, 0),
                     .num_preemptions = r->num_preemptions,
@@ -711,6 +712,9 @@ void core_loop_destroy(core_loop *c)
     while (c->commands != NULL && ring_pop(c->commands, &cmd))
         if (cmd.kind == COMMAND_SUBMIT)
             request_destroy(cmd.r);
+    core_event event;
+    while (c->events != NULL && ring_pop(c->events, &event))
+        mem_free(event.prompt_logprobs);
     scheduler_destroy(c->sched);
     poison_destroy(c->poison);
     worker_life_destroy(c->life);

@@ -53,10 +53,13 @@ typedef struct core_event {
     token_id token;                               /* TOKEN */
     int32_t n_logprobs;                           /* TOKEN: entries of logprobs */
     token_logprob logprobs[PGD_MAX_LOGPROBS + 1]; /* the sampled token first */
-    request_status status;                        /* FINISHED */
-    request_error error;                          /* FINISHED with REQUEST_FINISHED_ERROR */
-    core_refusal refusal;                         /* FINISHED with REQUEST_FINISHED_ERROR */
-    token_id stop_token;                          /* FINISHED: stop_token_id that ended it, or -1 */
+    /* TOKEN: with the first one, the prompt's log probabilities if they were asked for, laid out as
+     * in request.h; the receiver's, mem_free. Else NULL. */
+    token_logprob *prompt_logprobs;
+    request_status status; /* FINISHED */
+    request_error error;   /* FINISHED with REQUEST_FINISHED_ERROR */
+    core_refusal refusal;  /* FINISHED with REQUEST_FINISHED_ERROR */
+    token_id stop_token;   /* FINISHED: stop_token_id that ended it, or -1 */
     int32_t
         num_cached_tokens;   /* TOKEN and FINISHED: prefix hit of the first admission, 0 if none */
     int32_t num_preemptions; /* TOKEN and FINISHED: so far */

@@ -18,6 +18,9 @@ static pgd_err check_opts(const request_opts *o)
         return PGD_EINVAL;
     if (o->params.n_logit_bias < 0 || o->params.n_logit_bias > PGD_MAX_LOGIT_BIAS)
         return PGD_EINVAL;
+    if (o->params.n_prompt_logprobs_per_token < 0 ||
+        o->params.n_prompt_logprobs_per_token > PGD_MAX_LOGPROBS + 1)
+        return PGD_EINVAL;
     if (o->hasher != NULL && o->block_size < 1)
         return PGD_EINVAL;
     return PGD_OK;
@@ -71,6 +74,18 @@ static pgd_err create_hashing(request *r, const request_opts *o)
     return PGD_OK;
 }
 
+static pgd_err create_prompt_logprobs(request *r)
+{
+    size_t n_entries;
+    if (r->params.n_prompt_logprobs_per_token == 0)
+        return PGD_OK;
+    if (!mem_mul(&n_entries, (size_t)r->n_prompt_tokens,
+                 (size_t)r->params.n_prompt_logprobs_per_token))
+        return PGD_ENOMEM;
+    r->prompt_logprobs = mem_calloc(n_entries, sizeof *r->prompt_logprobs);
+    return r->prompt_logprobs != NULL ? PGD_OK : PGD_ENOMEM;
+}
+
 /* Hashes the full blocks that have no hash yet. */
 static void hash_full_blocks(request *r, block_hasher *hasher)
 {
@@ -99,7 +114,8 @@ pgd_err request_create(request **out, const request_opts *opts)
                                            (int64_t)opts->max_model_len);
     r->priority = opts->priority;
     r->arrival_us = opts->arrival_us;
-    r->skip_prefix_lookup = opts->skip_prefix_lookup;
+    r->skip_prefix_lookup =
+        opts->skip_prefix_lookup || opts->params.n_prompt_logprobs_per_token > 0;
     r->num_cached_tokens = -1;
     r->stop_token = -1;
     r->running_idx = -1;
@@ -110,6 +126,8 @@ pgd_err request_create(request **out, const request_opts *opts)
     pgd_err err = r->tokens == NULL ? PGD_ENOMEM : copy_params(r, opts);
     if (err == PGD_OK)
         err = create_hashing(r, opts);
+    if (err == PGD_OK)
+        err = create_prompt_logprobs(r);
     if (err != PGD_OK) {
         request_destroy(r);
         return err;
@@ -134,7 +152,19 @@ void request_destroy(request *r)
     mem_free((void *)r->params.logit_bias);
     mem_free(r->block_hashes);
     mem_free(r->salt_extra);
+    mem_free(r->prompt_logprobs);
     mem_free(r);
+}
+
+token_logprob *request_take_prompt_logprobs(request *r)
+{
+    token_logprob *taken = r->prompt_logprobs;
+    r->prompt_logprobs = NULL;
+    if (taken != NULL) {
+        r->params.n_prompt_logprobs_per_token = 0;
+        r->skip_prefix_lookup = false;
+    }
+    return taken;
 }
 
 void request_append_token(request *r, token_id token, block_hasher *hasher)

@@ -13,6 +13,7 @@
 #include "common/list.h"
 #include "engine/kv/block_hash.h"
 #include "proto/sampling_params.h"
+#include "proto/step_result.h"
 
 typedef enum request_status {
     REQUEST_WAITING,
@@ -42,7 +43,7 @@ typedef struct request_opts {
     uint64_t arrival_us;
     const char *cache_salt;  /* NULL or copied */
     int32_t block_size;      /* hash block size */
-    bool skip_prefix_lookup; /* HS8 */
+    bool skip_prefix_lookup; /* HS8; set for requests that want prompt logprobs */
     block_hasher *hasher;    /* borrow for the call; NULL = prefix caching off */
 } request_opts;
 
@@ -63,6 +64,10 @@ typedef struct request {
     int32_t priority;
     uint64_t arrival_us;
     bool skip_prefix_lookup;
+    /* [n_prompt_tokens, params.n_prompt_logprobs_per_token], token 0 unused, filled as results come;
+     * NULL when none are wanted, or taken. What a preemption or a lost worker has computed again is
+     * written again, with the same values. */
+    token_logprob *prompt_logprobs;
 
     int32_t num_computed_tokens;
     int32_t num_cached_tokens; /* prefix hit at first admission; -1 before */
@@ -109,6 +114,9 @@ static inline int32_t request_n_output_tokens(const request *r)
     return r->n_tokens - r->n_prompt_tokens;
 }
 
+/* Hands the prompt's log probabilities to the caller, who frees them with mem_free; NULL if there
+ * are none. From now on the request is one that does not want any. */
+token_logprob *request_take_prompt_logprobs(request *r);
 /* Appends one accepted token and hashes the block it completes (hasher may be NULL). */
 void request_append_token(request *r, token_id token, block_hasher *hasher);
 /* Rule ST7 after an append: sets status and stop_token; true when the request is finished. The

@@ -42,10 +42,11 @@ static pgd_err create_arrays(scheduler *s)
     s->finished_ids = mem_calloc(n, sizeof *s->finished_ids);
     s->sent_finished_ids = mem_calloc(n, sizeof *s->sent_finished_ids);
     s->result_of_entry = mem_calloc(n, sizeof *s->result_of_entry);
+    s->prompt_of_entry = mem_calloc(n, sizeof *s->prompt_of_entry);
     bool is_complete = s->running != NULL && s->victims != NULL && s->new_msgs != NULL &&
                        s->cached_msgs != NULL && s->preempted_ids != NULL &&
                        s->finished_ids != NULL && s->sent_finished_ids != NULL &&
-                       s->result_of_entry != NULL;
+                       s->result_of_entry != NULL && s->prompt_of_entry != NULL;
     for (int i = 0; i < SCHEDULER_MAX_STEPS_IN_FLIGHT; i++) {
         s->records[i].entries = mem_calloc(n, sizeof *s->records[i].entries);
         is_complete = is_complete && s->records[i].entries != NULL;
@@ -142,6 +143,7 @@ void scheduler_destroy(scheduler *s)
     mem_free(s->finished_ids);
     mem_free(s->sent_finished_ids);
     mem_free(s->result_of_entry);
+    mem_free(s->prompt_of_entry);
     mem_free(s);
 }
 

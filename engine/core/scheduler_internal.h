@@ -17,7 +17,10 @@ typedef struct step_entry {
     uint32_t epoch;
     int32_t n_tokens; /* drafts included */
     int32_t n_drafts;
-    bool is_sampled; /* reaches the end of its tokens: the result has at least one token */
+    int32_t n_computed;       /* before the step */
+    int32_t n_prompt_results; /* prompt tokens whose logprobs the result must have, from token
+                                 n_computed + 1 on */
+    bool is_sampled;          /* reaches the end of its tokens: the result has at least one token */
 } step_entry;
 
 /* A step in flight. Continuing requests come first, then new ones, as in its message. */
@@ -63,6 +66,7 @@ struct scheduler {
     int32_t n_finished_ids;
     uint64_t *sent_finished_ids; /* [max_num_seqs], those of the last message */
     int32_t *result_of_entry;    /* [max_num_seqs], scratch of update */
+    int32_t *prompt_of_entry;    /* [max_num_seqs], scratch of update */
     request **victims;           /* [max_num_seqs], scratch of schedule */
     scheduler_stats stats;
 };

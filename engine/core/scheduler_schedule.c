@@ -39,7 +39,14 @@ static step_entry *add_entry(scheduler *s, request *r, int32_t n_tokens)
                 s->step.budget, r->entry_idx);
     r->entry_idx = record->n_entries++;
     step_entry *e = &record->entries[r->entry_idx];
-    *e = (step_entry){.r = r, .request_id = r->id, .epoch = r->epoch, .n_tokens = n_tokens};
+    *e = (step_entry){.r = r,
+                      .request_id = r->id,
+                      .epoch = r->epoch,
+                      .n_tokens = n_tokens,
+                      .n_computed = r->num_computed_tokens};
+    if (r->prompt_logprobs != NULL)
+        e->n_prompt_results =
+            PGD_MAX(PGD_MIN(n_tokens, r->n_prompt_tokens - 1 - r->num_computed_tokens), 0);
     s->step.budget -= n_tokens;
     return e;
 }
@@ -168,7 +175,7 @@ static void count_first_admission(scheduler *s, request *r, int32_t n_cached)
     r->num_cached_tokens = n_cached;
     r->n_prompt_seen = n_cached;
     s->stats.n_prompt_tokens += (uint64_t)r->n_prompt_tokens;
-    if (s->opts.enable_prefix_caching) {
+    if (s->opts.enable_prefix_caching && !r->skip_prefix_lookup) {
         s->stats.n_prefix_queries_tokens += (uint64_t)r->n_tokens;
         s->stats.n_prefix_hit_tokens += (uint64_t)n_cached;
     }

@@ -8,6 +8,8 @@
  *
  * The whole result is checked before anything changes, so that a faulty worker cannot leave half a
  * step behind. */
+#include <string.h>
+
 #include "common/mem.h"
 #include "common/thread.h"
 #include "engine/core/scheduler_internal.h"
@@ -59,6 +61,42 @@ static bool match_results(scheduler *s, const step_record *record, const step_re
     }
     for (int32_t i = 0; i < record->n_entries; i++) {
         if (record->entries[i].is_sampled && s->result_of_entry[i] < 0)
+            return false;
+    }
+    return true;
+}
+
+static bool is_valid_prompt(const step_result *result, const prompt_result_msg *p,
+                            const step_entry *e)
+{
+    int64_t n_logprobs = (int64_t)p->n_tokens * p->n_logprobs_per_token;
+    /* The request's own count may be gone by now: finished, or taken after an earlier epoch. */
+    bool is_count_right = request_is_finished(e->r) || e->r->prompt_logprobs == NULL ||
+                          p->n_logprobs_per_token == e->r->params.n_prompt_logprobs_per_token;
+    return p->request_epoch == e->epoch && p->n_tokens == e->n_prompt_results && p->n_tokens > 0 &&
+           p->first_token == e->n_computed + 1 && is_count_right && p->n_logprobs_per_token > 0 &&
+           p->first_logprob >= 0 && p->first_logprob + n_logprobs <= result->n_prompt_logprobs;
+}
+
+/* Fills prompt_of_entry (-1 = none), after match_results. Requests that fail in the step have none.
+ */
+static bool match_prompt_results(scheduler *s, const step_record *record, const step_result *result)
+{
+    for (int32_t i = 0; i < record->n_entries; i++)
+        s->prompt_of_entry[i] = -1;
+    int32_t hint = 0;
+    for (int32_t k = 0; k < result->n_prompt_results; k++) {
+        const prompt_result_msg *p = &result->prompt_results[k];
+        int32_t i = find_entry(record, p->request_id, hint);
+        if (i < 0 || s->prompt_of_entry[i] >= 0 || !is_valid_prompt(result, p, &record->entries[i]))
+            return false;
+        s->prompt_of_entry[i] = k;
+        hint = i + 1;
+    }
+    for (int32_t i = 0; i < record->n_entries; i++) {
+        int32_t k = s->result_of_entry[i];
+        bool has_failed = k >= 0 && result->results[k].error != REQUEST_ERROR_NONE;
+        if (record->entries[i].n_prompt_results > 0 && !has_failed && s->prompt_of_entry[i] < 0)
             return false;
     }
     return true;
@@ -139,8 +177,18 @@ static void keep_drafts(request *r, const request_result_msg *res)
         r->draft_tokens[i] = res->drafts[i];
 }
 
+static void keep_prompt_logprobs(request *r, const step_result *result, const prompt_result_msg *p)
+{
+    size_t n_per_token = (size_t)p->n_logprobs_per_token;
+    if (r->prompt_logprobs == NULL)
+        return;
+    memcpy(r->prompt_logprobs + (size_t)p->first_token * n_per_token,
+           result->prompt_logprobs + p->first_logprob,
+           (size_t)p->n_tokens * n_per_token * sizeof *r->prompt_logprobs);
+}
+
 static void apply_entry(scheduler *s, const step_entry *e, const step_result *result,
-                        const request_result_msg *res)
+                        const request_result_msg *res, const prompt_result_msg *prompt)
 {
     request *r = e->r;
     r->n_in_flight--;
@@ -157,6 +205,8 @@ static void apply_entry(scheduler *s, const step_entry *e, const step_result *re
                 r->status);
     if (is_running)
         r->n_in_flight_tokens -= e->n_tokens;
+    if (prompt != NULL)
+        keep_prompt_logprobs(r, result, prompt);
     if (res == NULL)
         return;
     if (res->error != REQUEST_ERROR_NONE) {
@@ -182,12 +232,15 @@ pgd_err scheduler_update(scheduler *s, const step_result *result)
     if (s->n_records == 0)
         return PGD_EPROTO;
     const step_record *record = scheduler__record_at(s, 0);
-    if (result->step_id != record->step_id || !match_results(s, record, result))
+    if (result->step_id != record->step_id || !match_results(s, record, result) ||
+        !match_prompt_results(s, record, result))
         return PGD_EPROTO;
     mem_forbid();
     for (int32_t i = 0; i < record->n_entries; i++) {
         int32_t k = s->result_of_entry[i];
-        apply_entry(s, &record->entries[i], result, k >= 0 ? &result->results[k] : NULL);
+        int32_t p = s->prompt_of_entry[i];
+        apply_entry(s, &record->entries[i], result, k >= 0 ? &result->results[k] : NULL,
+                    p >= 0 ? &result->prompt_results[p] : NULL);
     }
     close_holes(s);
     s->first_record = (s->first_record + 1) % SCHEDULER_MAX_STEPS_IN_FLIGHT;

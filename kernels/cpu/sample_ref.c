@@ -113,13 +113,14 @@ static void fill_logprobs(sample_row *r, int32_t vocab_size)
 
 static void sample_one(sample_scratch *s, sample_row *r, int32_t vocab_size)
 {
-    r->token = -1;
     r->error = SAMPLE_OK;
     if (!all_finite(r->logits, vocab_size)) {
+        r->token = -1;
         r->error = SAMPLE_ERROR_NOT_FINITE;
         return;
     }
-    r->token = choose(s, r, sample__adjust(s, r, vocab_size), vocab_size);
+    if (!r->has_token)
+        r->token = choose(s, r, sample__adjust(s, r, vocab_size), vocab_size);
     if (r->token < 0)
         r->error = SAMPLE_ERROR_ALL_MASKED;
     else if (r->n_logprobs >= 0)

@@ -348,12 +348,15 @@ static void sample_one(sample_scratch *s, sample_row *r, int32_t vocab_size)
 {
     bool is_finite;
     float x_max = scan(r->logits, vocab_size, &is_finite);
-    r->token = -1;
     r->error = is_finite ? SAMPLE_OK : SAMPLE_ERROR_NOT_FINITE;
-    if (!is_finite)
+    if (!is_finite) {
+        r->token = -1;
         return;
-    const float *z = sample__adjust(s, r, vocab_size);
-    r->token = choose(s, r, z, z == r->logits ? x_max : max_of(z, vocab_size), vocab_size);
+    }
+    if (!r->has_token) {
+        const float *z = sample__adjust(s, r, vocab_size);
+        r->token = choose(s, r, z, z == r->logits ? x_max : max_of(z, vocab_size), vocab_size);
+    }
     if (r->token < 0)
         r->error = SAMPLE_ERROR_ALL_MASKED;
     else if (r->n_logprobs >= 0)

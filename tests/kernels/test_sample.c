@@ -313,6 +313,46 @@ static void test_sample_logprobs(void **state)
     kernel_rig_for_all(check_logprobs, workspace_bytes());
 }
 
+/* A given token has the logprobs that it would have if it had been sampled; nothing else counts. */
+static void check_given_token(kernel_rig *rig)
+{
+    enum { N = 700, K = 4 };
+    float *logits = kernel_rig_floats(N);
+    token_id masked = 5;
+    for (token_id id = 0; id < N; id += 37) {
+        sample_logprob want[K + 1], got[K + 1];
+        const sample_bias bias = {id, 1000};
+        sample_row forced = plain_row(logits);
+        forced.bias = &bias;
+        forced.n_bias = 1;
+        forced.n_logprobs = K;
+        forced.logprobs = want;
+        assert_int_equal(sample_one(rig, &forced, N), id);
+        sample_row given = {.logits = logits,
+                            .has_token = true,
+                            .token = id,
+                            .n_logprobs = K,
+                            .n_masked_ids = 1,
+                            .masked_ids = &masked,
+                            .logprobs = got};
+        assert_int_equal(sample_one(rig, &given, N), id);
+        assert_int_equal(given.error, SAMPLE_OK);
+        assert_memory_equal(got, want, sizeof(got));
+    }
+    logits[N - 1] = NAN;
+    sample_logprob unused[1];
+    sample_row bad = {.logits = logits, .has_token = true, .token = 3, .logprobs = unused};
+    assert_int_equal(sample_one(rig, &bad, N), -1);
+    assert_int_equal(bad.error, SAMPLE_ERROR_NOT_FINITE);
+    kernel_rig_free(logits, N);
+}
+
+static void test_sample_given_token(void **state)
+{
+    (void)state;
+    kernel_rig_for_all(check_given_token, workspace_bytes());
+}
+
 /* --- levels and batches ----------------------------------------------------------------------- */
 
 static void check_batch(kernel_rig *rig)
@@ -418,6 +458,7 @@ int main(void)
         cmocka_unit_test(test_sample_frequencies),
         cmocka_unit_test(test_sample_streams),
         cmocka_unit_test(test_sample_logprobs),
+        cmocka_unit_test(test_sample_given_token),
         cmocka_unit_test(test_sample_batch_equals_reference),
         cmocka_unit_test(test_sample_equals_reference),
     };

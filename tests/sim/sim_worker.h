@@ -24,6 +24,8 @@
 #define SIM_MAX_BLOCKS 160 /* of one row */
 #define SIM_VOCAB      40
 #define SIM_EOS        1
+#define SIM_MAX_BATCH  128
+#define SIM_MAX_SCORES 3 /* prompt logprobs per token */
 
 /* History hash of the empty prompt; the salt is part of it, as it is of the block hashes. */
 static inline uint64_t sim_chain_start(uint64_t salt)
@@ -41,11 +43,19 @@ static inline token_id sim_sample(uint64_t chain)
     return (token_id)(hash_u64(chain ^ 0x7777) % SIM_VOCAB);
 }
 
+/* Of the token that follows this history, entry k. */
+static inline token_logprob sim_score(uint64_t chain, token_id token, int32_t k)
+{
+    return (token_logprob){k == 0 ? token : k, -(float)(hash_u64(chain + (uint64_t)k) % 1000)};
+}
+
 typedef struct sim_row {
     bool is_used;
     uint64_t id;
     uint32_t epoch;
     uint64_t salt;
+    int32_t n_prompt;
+    int32_t n_scores; /* entries per prompt token, 0 = none wanted */
     int32_t n_tokens;
     int32_t n_computed;
     token_id tokens[SIM_MAX_LEN + PGD_MAX_DRAFT_TOKENS + 1];
@@ -59,6 +69,8 @@ typedef struct sim_share {
     uint32_t epoch;
     uint64_t salt;
     int32_t n_known; /* new: tokens */
+    int32_t n_prompt;
+    int32_t n_scores;
     token_id tokens[SIM_MAX_LEN];
     int32_t n_computed;
     int32_t n_scheduled;
@@ -90,6 +102,8 @@ typedef struct sim_worker {
     void *arg;
     int max_drafts;
     int error_per_million;
+    prompt_result_msg prompts[SIM_MAX_SEQS]; /* of the last step */
+    token_logprob scores[SIM_MAX_BATCH * SIM_MAX_SCORES];
     char fault[256]; /* first fault, empty = none */
 } sim_worker;
 
@@ -149,6 +163,8 @@ static inline void sim_step_copy(sim_step *step, const scheduler_output *out,
         share->epoch = msg->request_epoch;
         share->salt = salt_of(msg->request_id);
         share->n_known = msg->n_tokens;
+        share->n_prompt = msg->n_prompt_tokens;
+        share->n_scores = msg->params.n_prompt_logprobs_per_token;
         memcpy(share->tokens, msg->tokens, (size_t)msg->n_tokens * sizeof *msg->tokens);
         share->n_computed = msg->n_computed_tokens;
         share->n_scheduled = msg->n_scheduled_tokens;
@@ -208,6 +224,11 @@ static inline sim_row *sim_worker_apply(sim_worker *w, const sim_share *share)
         row->epoch = share->epoch;
         row->salt = share->salt;
         row->n_tokens = share->n_known;
+        row->n_prompt = share->n_prompt;
+        row->n_scores = share->n_scores;
+        if (share->n_scores > 0 && share->n_computed > 0)
+            SIM_FAULT(w, "request %llu wants prompt logprobs but begins at %d",
+                      (unsigned long long)share->id, share->n_computed);
         memcpy(row->tokens, share->tokens, (size_t)share->n_known * sizeof *row->tokens);
         row->n_computed = share->n_computed;
         row->n_blocks = 0;
@@ -274,6 +295,28 @@ static inline void sim_worker_read(sim_worker *w, const sim_row *row, const sim_
     }
 }
 
+/* The prompt tokens that this step's positions predict. */
+static inline void sim_worker_score(sim_worker *w, const sim_row *row, const sim_share *share,
+                                    step_result *result)
+{
+    int32_t end = PGD_MIN(share->n_computed + share->n_scheduled, row->n_prompt - 1);
+    if (row->n_scores == 0 || share->n_computed >= end)
+        return;
+    w->prompts[result->n_prompt_results++] =
+        (prompt_result_msg){.request_id = row->id,
+                            .request_epoch = row->epoch,
+                            .first_token = share->n_computed + 1,
+                            .n_tokens = end - share->n_computed,
+                            .n_logprobs_per_token = row->n_scores,
+                            .first_logprob = result->n_prompt_logprobs};
+    uint64_t chain = sim_chain_start(row->salt);
+    for (int32_t pos = 0; pos < end; pos++) {
+        chain = sim_chain_next(chain, row->tokens[pos]);
+        for (int32_t k = 0; pos >= share->n_computed && k < row->n_scores; k++)
+            w->scores[result->n_prompt_logprobs++] = sim_score(chain, row->tokens[pos + 1], k);
+    }
+}
+
 /* Samples; with drafts, as many as agree with what would have been sampled, and one more. */
 static inline void sim_worker_sample(sim_worker *w, sim_row *row, const sim_share *share,
                                      step_result *result, request_result_msg *results)
@@ -322,7 +365,10 @@ static inline void sim_worker_run(step_result *result, request_result_msg *resul
                                   const sim_step *step)
 {
     sim_row *rows[SIM_MAX_SEQS];
-    *result = (step_result){.step_id = step->step_id, .results = results};
+    *result = (step_result){.step_id = step->step_id,
+                            .results = results,
+                            .prompt_results = w->prompts,
+                            .prompt_logprobs = w->scores};
     for (int32_t i = 0; i < step->n_gone; i++) {
         sim_row *row = sim_worker_find(w, step->gone[i]);
         if (row == NULL)
@@ -339,6 +385,8 @@ static inline void sim_worker_run(step_result *result, request_result_msg *resul
         sim_worker_write(w, rows[i], &step->shares[i], step->step_id);
     for (int32_t i = 0; i < step->n_shares; i++)
         sim_worker_read(w, rows[i], &step->shares[i]);
+    for (int32_t i = 0; i < step->n_shares; i++)
+        sim_worker_score(w, rows[i], &step->shares[i], result);
     for (int32_t i = 0; i < step->n_shares; i++)
         sim_worker_sample(w, rows[i], &step->shares[i], result, results);
 }

@@ -15,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include "common/mem.h"
 #include "engine/core/scheduler_internal.h"
 #include "tests/sim/sim_worker.h"
 
@@ -31,7 +32,8 @@ typedef struct spec {
     uint64_t salt; /* 0 = none */
     token_id prompt[SIM_MAX_LEN];
     int32_t n_prompt;
-    int32_t limit; /* tokens in all */
+    int32_t limit;    /* tokens in all */
+    int32_t n_scores; /* prompt logprobs per token, 0 = none */
     bool ignore_eos;
     uint64_t chain; /* of all tokens so far */
     int32_t n_tokens;
@@ -44,7 +46,8 @@ typedef struct spec {
 
 typedef struct totals {
     uint64_t n_steps, n_tokens, n_preemptions, n_late_appended, n_late_dropped, n_hit_positions,
-        n_resets, n_aborts, n_errors, n_full_waits, n_drafts_accepted, n_requests, n_narrowed;
+        n_resets, n_aborts, n_errors, n_full_waits, n_drafts_accepted, n_requests, n_narrowed,
+        n_scored, n_scored_again;
 } totals;
 
 static spec specs[MAX_REQUESTS];
@@ -97,6 +100,31 @@ static uint64_t salt_of(uint64_t id)
     return specs[id].salt;
 }
 
+/* With the first token every entry of the prompt is there, whatever happened in between. */
+static void check_scores(request *r, const spec *q)
+{
+    token_logprob *scores = request_take_prompt_logprobs(r);
+    bool is_first = q->n_tokens == q->n_prompt;
+    CHECK((scores != NULL) == (is_first && q->n_scores > 0),
+          "request %llu: prompt logprobs %d at token %d of prompt %d", (unsigned long long)r->id,
+          scores != NULL, q->n_tokens, q->n_prompt);
+    if (scores == NULL)
+        return;
+    uint64_t chain = sim_chain_start(q->salt);
+    for (int32_t pos = 1; pos < q->n_prompt; pos++) {
+        chain = sim_chain_next(chain, q->prompt[pos - 1]);
+        for (int32_t k = 0; k < q->n_scores; k++) {
+            token_logprob want = sim_score(chain, q->prompt[pos], k);
+            const token_logprob *got = &scores[pos * q->n_scores + k];
+            CHECK(got->id == want.id && got->logprob == want.logprob,
+                  "request %llu: entry %d of prompt token %d", (unsigned long long)r->id, k, pos);
+        }
+    }
+    total.n_scored++;
+    total.n_scored_again += r->epoch > 1;
+    mem_free(scores);
+}
+
 static void on_token(void *arg, request *r, token_id token, const token_logprob *logprobs,
                      int32_t n_logprobs)
 {
@@ -104,6 +132,7 @@ static void on_token(void *arg, request *r, token_id token, const token_logprob 
     spec *q = &specs[r->id];
     CHECK(q->n_finished == 0 && q->n_tokens < q->limit, "request %llu gets token %d of %d",
           (unsigned long long)r->id, q->n_tokens + 1, q->limit);
+    check_scores(r, q);
     token_id want = sim_sample(q->chain);
     CHECK(token == want, "request %llu: token %d at %d, expected %d", (unsigned long long)r->id,
           token, q->n_tokens, want);
@@ -236,6 +265,8 @@ static void add_request(void)
                            .block_size = opts.block_size,
                            .skip_prefix_lookup = chance(5),
                            .hasher = opts.enable_prefix_caching ? hasher : NULL};
+    q->n_scores = chance(20) ? 1 + rnd(SIM_MAX_SCORES) : 0;
+    r_opts.params.n_prompt_logprobs_per_token = q->n_scores;
     request *r;
     assert_int_equal(request_create(&r, &r_opts), PGD_OK);
     scheduler_add answer = scheduler_add_request(sched, r);
@@ -309,6 +340,14 @@ static void answer(void)
             request_result_msg swap = results[i];
             results[i] = results[k];
             results[k] = swap;
+        }
+    }
+    if (chance(10)) {
+        for (int32_t i = result.n_prompt_results - 1; i > 0; i--) {
+            int32_t k = rnd(i + 1);
+            prompt_result_msg swap = worker.prompts[i];
+            worker.prompts[i] = worker.prompts[k];
+            worker.prompts[k] = swap;
         }
     }
     for (int32_t i = 0; i < result.n_results; i++) {
@@ -434,14 +473,15 @@ static void test_scheduler_property_random_workloads(void **state)
         "appended, "
         "%llu dropped, %llu positions hit, %llu worker deaths, %llu aborts, %llu errors, %llu "
         "drafts accepted, "
-        "%llu hunts\n",
+        "%llu hunts, %llu prompts scored, %llu of them again\n",
         (unsigned long long)n_runs, (unsigned long long)total.n_steps,
         (unsigned long long)total.n_requests, (unsigned long long)total.n_tokens,
         (unsigned long long)total.n_preemptions, (unsigned long long)total.n_late_appended,
         (unsigned long long)total.n_late_dropped, (unsigned long long)total.n_hit_positions,
         (unsigned long long)total.n_resets, (unsigned long long)total.n_aborts,
         (unsigned long long)total.n_errors, (unsigned long long)total.n_drafts_accepted,
-        (unsigned long long)total.n_narrowed);
+        (unsigned long long)total.n_narrowed, (unsigned long long)total.n_scored,
+        (unsigned long long)total.n_scored_again);
     /* The workload must have gone through everything that it is meant to try. */
     assert_true(total.n_preemptions > 100);
     assert_true(total.n_late_appended > 10);
@@ -452,6 +492,8 @@ static void test_scheduler_property_random_workloads(void **state)
     assert_true(total.n_errors > 0);
     assert_true(total.n_drafts_accepted > 100);
     assert_true(total.n_narrowed > 5);
+    assert_true(total.n_scored > 100);
+    assert_true(total.n_scored_again > 5);
 }
 
 int main(void)

@@ -189,6 +189,8 @@ static inline sampling_params sample_params(sample_arena *a)
                          .seed = sample_u64(&a->rng),
                          .choice_idx = sample_int(&a->rng, 0, 7),
                          .n_logprobs = sample_int(&a->rng, -1, a->limits.max_logprobs),
+                         .n_prompt_logprobs_per_token =
+                             sample_int(&a->rng, 0, a->limits.max_logprobs_per_token),
                          .min_tokens = sample_int(&a->rng, 0, 9),
                          .n_stop_ids = sample_int(&a->rng, 0, 5),
                          .n_logit_bias = sample_int(&a->rng, 0, 4)};
@@ -308,6 +310,24 @@ static inline void sample_result(sample_arena *a, step_result *out)
     }
     out->results = results;
     out->logprobs = logprobs;
+    out->n_prompt_results = sample_int(r, 0, 4);
+    prompt_result_msg *prompts = sample_alloc(a, (size_t)out->n_prompt_results * sizeof *prompts);
+    token_logprob *scores = sample_alloc(a, (size_t)l->max_prompt_logprobs * sizeof *scores);
+    for (int32_t i = 0; i < out->n_prompt_results; i++) {
+        prompt_result_msg *p = &prompts[i];
+        *p =
+            (prompt_result_msg){.request_id = sample_u64(r),
+                                .request_epoch = (uint32_t)sample_u64(r),
+                                .first_token = sample_int(r, 1, 60),
+                                .n_tokens = sample_int(r, 1, l->max_num_batched_tokens / 4),
+                                .n_logprobs_per_token = sample_int(r, 1, l->max_logprobs_per_token),
+                                .first_logprob = out->n_prompt_logprobs};
+        for (int32_t k = 0; k < p->n_logprobs_per_token * p->n_tokens; k++)
+            scores[out->n_prompt_logprobs++] =
+                (token_logprob){sample_int(r, 0, l->max_token_id), -sample_float(a, 0, 30)};
+    }
+    out->prompt_results = prompts;
+    out->prompt_logprobs = scores;
     out->n_finished_transfers = sample_int(r, 0, 3);
     out->finished_transfers = sample_ids(a, out->n_finished_transfers);
 }

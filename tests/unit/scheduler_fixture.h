@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "common/mem.h"
 #include "engine/core/scheduler_internal.h"
 
 #define FIX_EOS      50256
@@ -35,6 +36,7 @@ typedef struct fix {
     token_id stop_token[FIX_MAX_REQS];
     int n_released[FIX_MAX_REQS];
     int n_logprobs_seen;
+    token_logprob *prompt_logprobs[FIX_MAX_REQS]; /* taken with the first token; fix_deinit frees */
     float last_logprob;
 } fix;
 
@@ -42,6 +44,8 @@ static inline void fix_on_token(void *arg, request *r, token_id token,
                                 const token_logprob *logprobs, int32_t n_logprobs)
 {
     fix *f = arg;
+    if (f->n_tokens[r->id] == 0)
+        f->prompt_logprobs[r->id] = request_take_prompt_logprobs(r);
     f->tokens[r->id][f->n_tokens[r->id]++] = token;
     if (n_logprobs > 0) {
         f->n_logprobs_seen += n_logprobs;
@@ -102,6 +106,7 @@ static inline void fix_deinit(fix *f)
     for (uint64_t id = 0; id < f->next_id; id++) {
         assert_int_equal(f->n_released[id], 1);
         assert_true(f->n_finished[id] <= 1);
+        mem_free(f->prompt_logprobs[id]);
     }
     block_hasher_destroy(f->hasher);
 }
@@ -115,6 +120,7 @@ typedef struct fix_req {
     token_id stop_id; /* 0 = none */
     int32_t min_tokens;
     bool ignore_eos;
+    int32_t n_prompt_logprobs; /* per token */
 } fix_req;
 
 static inline request *fix_new(fix *f, fix_req q)
@@ -138,6 +144,7 @@ static inline request *fix_new(fix *f, fix_req q)
     opts.params.stop_ids = &q.stop_id;
     opts.params.n_stop_ids = q.stop_id != 0;
     opts.params.min_tokens = q.min_tokens;
+    opts.params.n_prompt_logprobs_per_token = q.n_prompt_logprobs;
     request *r;
     assert_int_equal(request_create(&r, &opts), PGD_OK);
     return r;
@@ -191,6 +198,38 @@ static inline const cached_request_msg *fix_cached_msg(const fix *f, uint64_t id
     return NULL;
 }
 
+/* Entry k of prompt token t, as fix_answer makes it. */
+static inline token_logprob fix_prompt_logprob(int32_t t, int32_t k)
+{
+    return (token_logprob){t + k, -(float)t - (float)k / 16};
+}
+
+/* What the step must bring of prompts. */
+static inline void fix_fill_prompts(step_result *result, const step_record *record)
+{
+    static prompt_result_msg prompts[FIX_MAX_REQS];
+    static token_logprob logprobs[1024 * (PGD_MAX_LOGPROBS + 1)];
+    result->prompt_results = prompts;
+    result->prompt_logprobs = logprobs;
+    for (int32_t i = 0; i < record->n_entries; i++) {
+        const step_entry *e = &record->entries[i];
+        int32_t n_per_token = e->r->params.n_prompt_logprobs_per_token;
+        if (e->n_prompt_results == 0)
+            continue;
+        prompts[result->n_prompt_results++] =
+            (prompt_result_msg){.request_id = e->request_id,
+                                .request_epoch = e->epoch,
+                                .first_token = e->n_computed + 1,
+                                .n_tokens = e->n_prompt_results,
+                                .n_logprobs_per_token = n_per_token,
+                                .first_logprob = result->n_prompt_logprobs};
+        for (int32_t t = 0; t < e->n_prompt_results; t++)
+            for (int32_t k = 0; k < n_per_token; k++)
+                logprobs[result->n_prompt_logprobs++] =
+                    fix_prompt_logprob(e->n_computed + 1 + t, k);
+    }
+}
+
 /* Answers the oldest step in flight: each sampled request gets n tokens from `tokens` if it is
  * `id`, else the one token 7. Drafts, if any, are proposed for it too. */
 static inline void fix_answer(fix *f, uint64_t id, const token_id *tokens, int32_t n_tokens,
@@ -217,6 +256,7 @@ static inline void fix_answer(fix *f, uint64_t id, const token_id *tokens, int32
         if (n_drafts > 0)
             memcpy(res->drafts, drafts, (size_t)n_drafts * sizeof *drafts);
     }
+    fix_fill_prompts(&result, record);
     assert_int_equal(scheduler_update(f->s, &result), PGD_OK);
     scheduler_check(f->s);
 }

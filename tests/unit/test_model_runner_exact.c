@@ -1,4 +1,4 @@
-/* Invariant I1 at the runner: tokens and log probabilities of a request are the same bits alone as
+/* Invariant I1 at the runner: tokens and log probabilities of a request, its prompt's too, are the same bits alone as
  * in any mix of batches, chunks, block tables, shared prefixes, preemptions, worker restarts and
  * thread counts.
  *
@@ -54,7 +54,9 @@ typedef struct test_request {
     /* What the request gives when it runs alone. */
     token_id want[MAX_TOKENS];
     token_logprob want_logprobs[MAX_TOKENS][N_LOGPROBS + 1];
+    token_logprob want_prompt[MAX_TOKENS][N_LOGPROBS + 1]; /* of the token at that position */
     /* State in the mix. */
+    int32_t n_prompt_seen; /* since the last admission; token 0 counts as seen */
     int32_t n_tokens;
     int32_t n_computed;
     bool is_running;
@@ -77,7 +79,8 @@ typedef struct engine {
     uint64_t finished[MAX_REQUESTS], preempted[MAX_REQUESTS];
     int32_t n_finished, n_preempted;
     uint64_t step_id;
-    int32_t n_hits, n_preemptions, n_steps;
+    bool chunk_exact; /* chunks are as long as they can be, not shorter at random */
+    int32_t n_hits, n_preemptions, n_steps, n_scored;
 } engine;
 
 /* --- the worker's life ------------------------------------------------------------------------ */
@@ -190,8 +193,40 @@ static void preempt(engine *e, int32_t idx)
     e->n_preemptions++;
 }
 
+/* Entries come in order, each once for each admission, and all before the first sampled token. */
+static void read_prompt_results(engine *e, const step_result *result)
+{
+    for (int32_t i = 0; i < result->n_prompt_results; i++) {
+        const prompt_result_msg *m = &result->prompt_results[i];
+        test_request *r = &e->requests[m->request_id];
+        int32_t n_per_token = r->params.n_prompt_logprobs_per_token;
+        assert_int_equal(m->request_epoch, r->epoch);
+        assert_int_equal(m->first_token, r->n_prompt_seen);
+        assert_int_equal(m->n_logprobs_per_token, n_per_token);
+        assert_true(m->n_tokens > 0 && m->first_token + m->n_tokens <= r->n_prompt);
+        assert_int_equal(m->first_token + m->n_tokens, PGD_MIN(r->n_computed + 1, r->n_prompt));
+        assert_true(m->first_logprob + m->n_tokens * n_per_token <= result->n_prompt_logprobs);
+        const token_logprob *got = result->prompt_logprobs + m->first_logprob;
+        size_t n_bytes = (size_t)n_per_token * sizeof(token_logprob);
+        for (int32_t t = 0; t < m->n_tokens; t++, got += n_per_token) {
+            int32_t at = m->first_token + t;
+            assert_int_equal(got[0].id, r->tokens[at]);
+            assert_true(got[0].logprob <= 0);
+            for (int32_t k = 2; k < n_per_token; k++)
+                assert_true(got[k].logprob <= got[k - 1].logprob);
+            if (e->n_requests == 1)
+                memcpy(r->want_prompt[at], got, n_bytes);
+            else
+                assert_memory_equal(got, r->want_prompt[at], n_bytes);
+        }
+        r->n_prompt_seen = m->first_token + m->n_tokens;
+        e->n_scored += m->n_tokens;
+    }
+}
+
 static void read_result(engine *e, const step_result *result)
 {
+    read_prompt_results(e, result);
     for (int32_t i = 0; i < result->n_results; i++) {
         const request_result_msg *m = &result->results[i];
         test_request *r = &e->requests[m->request_id];
@@ -199,6 +234,8 @@ static void read_result(engine *e, const step_result *result)
         assert_int_equal(m->n_tokens, 1);
         assert_int_equal(m->request_epoch, r->epoch);
         assert_int_equal(r->n_computed, r->n_tokens);
+        if (r->params.n_prompt_logprobs_per_token > 0)
+            assert_int_equal(r->n_prompt_seen, r->n_prompt);
         int32_t at = r->n_tokens - r->n_prompt;
         const token_logprob *logprobs = result->logprobs + m->first_logprob;
         assert_int_equal(m->n_logprobs_per_token, N_LOGPROBS + 1);
@@ -246,9 +283,11 @@ static void run_step(engine *e, int32_t chunk, int32_t max_seqs)
         bool is_new = !r->is_running;
         if (is_new) {
             r->n_computed = 0;
-            share_prefix(e, r);
+            r->n_prompt_seen = 1;
+            if (r->params.n_prompt_logprobs_per_token == 0)
+                share_prefix(e, r);
         }
-        int32_t n_before = r->n_blocks, n = random_int(1, chunk);
+        int32_t n_before = r->n_blocks, n = e->chunk_exact ? chunk : random_int(1, chunk);
         n = PGD_MIN(PGD_MIN(budget, n), r->n_tokens - r->n_computed);
         if (!grow(e, r, r->n_computed + n)) {
             if (is_new)
@@ -331,6 +370,8 @@ static void make_request(test_request *r, const test_request *others, int32_t id
                                   .stop_ids = r->stop_ids,
                                   .logit_bias = r->bias};
     if (random_int(0, 2) == 0)
+        r->params.n_prompt_logprobs_per_token = random_int(1, N_LOGPROBS + 1);
+    if (random_int(0, 2) == 0)
         return; /* greedy */
     r->params.temperature = 0.5f + (float)random_int(0, 10) * 0.1f;
     r->params.top_k = random_int(0, 1) ? random_int(1, 50) : 0;
@@ -400,7 +441,7 @@ static void run_mix(const plan *p, uint64_t seed)
     e.max_batched = random_int(1, 3) == 1 ? random_int(1, 8) : random_int(16, 200);
     e.n_blocks = MAX_REQUEST_BLOCKS + 1 + random_int(0, e.max_seqs * MAX_REQUEST_BLOCKS / 3);
     e.refs = mem_calloc((size_t)e.n_blocks, sizeof(int32_t));
-    e.n_steps = 0;
+    e.n_steps = e.n_scored = 0;
     start_worker(&e);
     int32_t chunk = random_int(0, 2) == 0 ? random_int(1, 6) : random_int(8, MAX_TOKENS);
     int32_t restart_at = random_int(0, 1) ? random_int(1, 40) : -1;
@@ -417,11 +458,64 @@ static void run_mix(const plan *p, uint64_t seed)
     }
     for (int32_t b = 0; b < e.n_blocks; b++)
         assert_int_equal(e.refs[b], 0);
-    print_message("%s kv=%s: %d requests, %d steps, %d hits, %d preemptions\n", p->model,
-                  dtype_name(p->kv_dtype), e.n_requests, e.n_steps, e.n_hits, e.n_preemptions);
+    print_message(
+        "%s kv=%s: %d requests, %d steps, %d hits, %d preemptions, %d prompt tokens scored\n",
+        p->model, dtype_name(p->kv_dtype), e.n_requests, e.n_steps, e.n_hits, e.n_preemptions,
+        e.n_scored);
     stop_worker(&e);
     mem_free(e.refs);
     mem_free(requests);
+}
+
+/* One prompt in chunks of every size from 1 to 300, each time by a fresh admission. */
+static void run_chunks(const char *model, int32_t n_prompt)
+{
+    rng_state = 99;
+    test_request *requests = mem_calloc(2, sizeof(test_request));
+    engine e = {.model = model,
+                .kv_dtype = DTYPE_F16,
+                .n_threads = 2,
+                .max_seqs = 2,
+                .max_batched = 300,
+                .n_blocks = 2 * MAX_REQUEST_BLOCKS + 1,
+                .requests = requests,
+                .n_requests = 1};
+    start_worker(&e);
+    for (int32_t i = 0; i < 2; i++) {
+        make_request(&requests[i], requests, 0, e.vocab_size, 1, 1);
+        requests[i].n_prompt = n_prompt;
+        requests[i].n_out = 2;
+        requests[i].params = (sampling_params){.top_p = 1,
+                                               .repetition_penalty = 1,
+                                               .n_logprobs = N_LOGPROBS,
+                                               .n_prompt_logprobs_per_token = N_LOGPROBS + 1};
+        for (int32_t p = 0; p < n_prompt; p++)
+            requests[i].tokens[p] = random_int(0, e.vocab_size - 1);
+        run_alone(&requests[i], &e);
+        e.requests++;
+    }
+    e.requests = requests;
+    e.n_requests = 2;
+    e.refs = mem_calloc((size_t)e.n_blocks, sizeof(int32_t));
+    for (int32_t chunk = 1; chunk <= 300; chunk += chunk < 40 ? 1 : 13) {
+        for (int32_t i = 0; i < 2; i++) {
+            requests[i].n_tokens = n_prompt;
+            requests[i].is_finished = false;
+        }
+        e.chunk_exact = true;
+        while (!all_finished(&e))
+            run_step(&e, chunk, 2);
+    }
+    stop_worker(&e);
+    mem_free(e.refs);
+    mem_free(requests);
+}
+
+static void test_model_runner_exact_prompt_chunks(void **state)
+{
+    (void)state;
+    run_chunks("tests/data/models/llama31-tiny", 250);
+    run_chunks("config/models/paged-tiny.gguf", 250);
 }
 
 static void run_plan(const plan *p)
@@ -479,6 +573,7 @@ int main(void)
         cmocka_unit_test(test_model_runner_exact_tiny),
         cmocka_unit_test(test_model_runner_exact_bundled),
         cmocka_unit_test(test_model_runner_exact_smollm2),
+        cmocka_unit_test(test_model_runner_exact_prompt_chunks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "common/mem.h"
 #include "engine/core/request.h"
 
 #define EOS 2
@@ -70,6 +71,28 @@ static void test_request_copies_everything(void **state)
     assert_int_equal(r->params.seed, 99);
     request_destroy(r);
     request_destroy(NULL);
+}
+
+static void test_request_prompt_logprobs(void **state)
+{
+    (void)state;
+    request_opts opts = base_opts();
+    request *r = make(&opts);
+    assert_null(request_take_prompt_logprobs(r));
+    assert_false(r->skip_prefix_lookup);
+    request_destroy(r);
+    opts.params.n_prompt_logprobs_per_token = 3;
+    r = make(&opts);
+    assert_true(r->skip_prefix_lookup);
+    r->prompt_logprobs[5 * 3 - 1].id = 9;
+    token_logprob *taken = request_take_prompt_logprobs(r);
+    assert_int_equal(taken[14].id, 9);
+    mem_free(taken);
+    assert_null(request_take_prompt_logprobs(r));
+    assert_false(r->skip_prefix_lookup);
+    assert_int_equal(r->params.n_prompt_logprobs_per_token, 0);
+    request_destroy(r);
+    request_destroy(make(&opts)); /* nobody took them */
 }
 
 static void expect_refused(const request_opts *opts)
@@ -233,6 +256,7 @@ static void test_request_hashes_follow_tokens(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_request_prompt_logprobs),
         cmocka_unit_test(test_request_copies_everything),
         cmocka_unit_test(test_request_limits),
         cmocka_unit_test(test_request_stops_at_eos),

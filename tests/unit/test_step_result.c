@@ -49,6 +49,20 @@ static void test_step_result_round_trip(void **state)
         if (in.n_logprobs > 0)
             assert_memory_equal(in.logprobs, out.logprobs,
                                 (size_t)in.n_logprobs * sizeof(token_logprob));
+        assert_int_equal(in.n_prompt_results, out.n_prompt_results);
+        for (int i = 0; i < in.n_prompt_results; i++) {
+            const prompt_result_msg *x = &in.prompt_results[i];
+            const prompt_result_msg *y = &out.prompt_results[i];
+            assert_true(x->request_id == y->request_id && x->request_epoch == y->request_epoch);
+            assert_int_equal(x->first_token, y->first_token);
+            assert_int_equal(x->n_tokens, y->n_tokens);
+            assert_int_equal(x->n_logprobs_per_token, y->n_logprobs_per_token);
+            assert_int_equal(x->first_logprob, y->first_logprob);
+        }
+        assert_int_equal(in.n_prompt_logprobs, out.n_prompt_logprobs);
+        if (in.n_prompt_logprobs > 0)
+            assert_memory_equal(in.prompt_logprobs, out.prompt_logprobs,
+                                (size_t)in.n_prompt_logprobs * sizeof(token_logprob));
         assert_int_equal(in.n_finished_transfers, out.n_finished_transfers);
         if (in.n_finished_transfers > 0)
             assert_memory_equal(in.finished_transfers, out.finished_transfers,
@@ -118,12 +132,52 @@ static void test_step_result_rules(void **state)
     expect(&in, "finite");
 }
 
+static void test_step_result_prompt_rules(void **state)
+{
+    (void)state;
+    start(6);
+    token_logprob lp[6] = {{1, -1}, {2, -2}, {3, -3}, {4, -4}, {5, -5}, {6, -6}};
+    prompt_result_msg p = {
+        .request_id = 1, .first_token = 1, .n_tokens = 3, .n_logprobs_per_token = 2};
+    step_result in = {.step_id = 1,
+                      .n_prompt_results = 1,
+                      .prompt_results = &p,
+                      .n_prompt_logprobs = 6,
+                      .prompt_logprobs = lp};
+    expect(&in, NULL);
+    p.first_logprob = 1;
+    expect(&in, "expected prompt logprobs within 6");
+    p.first_logprob = 0;
+    p.n_tokens = 4;
+    expect(&in, "expected prompt logprobs within 6");
+    p.n_tokens = 0;
+    expect(&in, "n_tokens");
+    p.n_tokens = arena_.limits.max_num_batched_tokens + 1;
+    expect(&in, "n_tokens");
+    p.n_tokens = 1;
+    p.first_token = 0;
+    expect(&in, "first_token");
+    p.first_token = arena_.limits.max_model_len + 1;
+    expect(&in, "first_token");
+    p.first_token = 1;
+    p.n_logprobs_per_token = 0;
+    expect(&in, "n_logprobs_per_token");
+    p.n_logprobs_per_token = arena_.limits.max_logprobs_per_token + 1;
+    expect(&in, "n_logprobs_per_token");
+    p.n_logprobs_per_token = 1;
+    lp[5].logprob = INFINITY;
+    expect(&in, "finite");
+    lp[5] = (token_logprob){arena_.limits.vocab_size, -1};
+    expect(&in, "prompt_logprobs");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_step_result_round_trip),
         cmocka_unit_test(test_step_result_hostile),
         cmocka_unit_test(test_step_result_rules),
+        cmocka_unit_test(test_step_result_prompt_rules),
     };
     int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
     free(scratch_.data);

@@ -11,7 +11,7 @@ static void test_wire_header(void **state)
     assert_int_equal(f.n_bytes, WIRE_HEADER_BYTES);
     assert_memory_equal(
         f.data,
-        "PGDW\x01\x00\x0d\x00\x07\x00\x00\x00\x00\x00\x00\x00\x18\x00\x00\x00\x00\x00\x00\x00", 24);
+        "PGDW\x02\x00\x0d\x00\x07\x00\x00\x00\x00\x00\x00\x00\x18\x00\x00\x00\x00\x00\x00\x00", 24);
     assert_int_equal(wire_decode_header(&h, f.data, f.n_bytes, &why), PGD_OK);
     assert_int_equal(h.type, WIRE_SHUTDOWN);
     assert_int_equal(h.worker_epoch, 7);
@@ -19,11 +19,11 @@ static void test_wire_header(void **state)
                      PGD_OK);
     for (size_t n = 0; n < f.n_bytes; n++)
         assert_int_equal(wire_decode_header(&h, f.data, n, &why), PGD_EPROTO);
-    f.data[4] = 2;
+    f.data[4] = 3;
     assert_int_equal(wire_decode_header(&h, f.data, f.n_bytes, &why), PGD_EUNSUPPORTED);
-    assert_non_null(strstr(why.text, "expected protocol version 1, got 2"));
-    assert_int_equal(h.version, 2);
-    f.data[4] = 1;
+    assert_non_null(strstr(why.text, "expected protocol version 2, got 3"));
+    assert_int_equal(h.version, 3);
+    f.data[4] = 2;
     f.data[6] = 0;
     assert_int_equal(wire_decode_header(&h, f.data, f.n_bytes, &why), PGD_EPROTO);
     f.data[6] = WIRE_TYPE_LAST + 1;
@@ -76,12 +76,20 @@ static void test_wire_limits(void **state)
     assert_int_equal(l.max_block_id, 4);
     assert_int_equal(l.max_blocks_per_request, 4);
     assert_int_equal(l.max_result_logprobs, 42);
+    assert_int_equal(l.max_logprobs_per_token, 21);
+    assert_int_equal(l.max_prompt_logprobs, 168);
     pgd_why why = {0};
     l.n_groups = PGD_MAX_KV_GROUPS + 1;
     assert_int_equal(wire_limits_derive(&l, &why), PGD_ERANGE);
     assert_non_null(strstr(why.text, "n_groups=9"));
     l.n_groups = 1;
     l.vocab_size = 0;
+    assert_int_equal(wire_limits_derive(&l, NULL), PGD_ERANGE);
+    l.vocab_size = 10;
+    l.max_num_batched_tokens = WIRE_MAX_BATCHED_TOKENS;
+    assert_int_equal(wire_limits_derive(&l, NULL), PGD_OK);
+    assert_int_equal(l.max_prompt_logprobs, 21 << 20);
+    l.max_num_batched_tokens++;
     assert_int_equal(wire_limits_derive(&l, NULL), PGD_ERANGE);
 }
 

@@ -3,7 +3,8 @@
  * step.
  *
  * Rows never mix outside attention, so that after the last attention only the rows whose logits are
- * wanted go on; a step without such rows ends there. The residual stream x is summed into by the
+ * wanted go on; a step without such rows ends there. They are the rows that sample, whose logits are
+ * computed at once, and prompt rows to be scored, whose logits are computed in slices on demand. The residual stream x is summed into by the
  * two output projections of each layer.
  *
  *   x [n, dim]  h [n, dim]  qkv [n, (n_heads + 2 n_kv_heads) head_dim]
@@ -24,6 +25,7 @@ struct decoder {
     float *attn;
     float *gate_up;
     float *logits;     /* [max_seqs, vocab_size] */
+    float *slice;      /* [DECODER_MAX_SLICE, vocab_size], logits of prompt rows */
     float *rope_table; /* [max_positions, rope_dim] */
     void *data;
     size_t n_bytes;
@@ -73,6 +75,7 @@ static void lay_out(decoder *d, plan *p)
     d->attn = take(p, max_rows, (int64_t)cfg->n_heads * cfg->head_dim);
     d->gate_up = take(p, max_rows, (int64_t)2 * cfg->ffn_dim);
     d->logits = take(p, d->opts.max_seqs, cfg->vocab_size);
+    d->slice = take(p, PGD_MIN(DECODER_MAX_SLICE, d->opts.max_rows), cfg->vocab_size);
     d->rope_table = take(p, d->opts.max_positions, cfg->rope_dim);
 }
 
@@ -230,18 +233,23 @@ static pgd_err attend(const pass *p, int32_t layer)
     return p->ops->attention(&args, p->ctx);
 }
 
-/* rows[t] = source[logit_rows[t]]: what goes on after the last attention. */
+/* What goes on after the last attention: the logit rows of source, then the prompt rows. */
 static pgd_err gather(const pass *p, float *rows, const float *source, int32_t dim)
 {
+    const input_batch *b = p->batch;
     embed_args args = {.out = rows,
                        .out_stride = dim,
                        .table = source,
                        .type = DTYPE_F32,
                        .row_bytes = (int64_t)dim * (int64_t)sizeof(float),
-                       .n_table_rows = p->batch->n_rows,
-                       .ids = p->batch->logit_rows,
-                       .n_rows = p->batch->n_logit_rows,
+                       .n_table_rows = b->n_rows,
+                       .ids = b->logit_rows,
+                       .n_rows = b->n_logit_rows,
                        .dim = dim};
+    PGD_TRY(p->ops->embed(&args, p->ctx));
+    args.out = rows + (int64_t)b->n_logit_rows * dim;
+    args.ids = b->prompt_rows;
+    args.n_rows = b->n_prompt_rows;
     return p->ops->embed(&args, p->ctx);
 }
 
@@ -297,7 +305,7 @@ static pgd_err output_part(const pass *p, int32_t layer, const float *attn)
     return linear(p, p->d->x, &w->down, p->d->gate_up, ffn_stride, true);
 }
 
-/* Keeps the rows that need logits: x through h (gathering in place would overwrite what is still to
+/* Keeps the rows whose logits are wanted: x through h (gathering in place would overwrite what is still to
  * be read), attention into qkv, which is free by now. */
 static pgd_err keep_logit_rows(pass *p, const float **attn)
 {
@@ -308,7 +316,7 @@ static pgd_err keep_logit_rows(pass *p, const float **attn)
     p->d->h = swap;
     PGD_TRY(gather(p, p->d->qkv, p->d->attn, attn_dim));
     *attn = p->d->qkv;
-    p->n_rows = p->batch->n_logit_rows;
+    p->n_rows = p->batch->n_logit_rows + p->batch->n_prompt_rows;
     return PGD_OK;
 }
 
@@ -324,7 +332,9 @@ pgd_err decoder_forward(decoder *d, float **logits, const input_batch *batch,
               .table = table,
               .kv = kv,
               .n_rows = batch->n_rows};
-    PGD_ASSERT(batch->n_rows <= d->opts.max_rows && batch->n_logit_rows <= d->opts.max_seqs);
+    PGD_ASSERT(batch->n_rows <= d->opts.max_rows && batch->n_logit_rows <= d->opts.max_seqs &&
+               batch->n_logit_rows + batch->n_prompt_rows <=
+                   PGD_MAX(d->opts.max_rows, d->opts.max_seqs));
     *logits = d->logits;
     if (batch->n_rows == 0)
         return PGD_OK;
@@ -341,5 +351,19 @@ pgd_err decoder_forward(decoder *d, float **logits, const input_batch *batch,
     if (p.n_rows == 0)
         return PGD_OK;
     PGD_TRY(norm_hidden(&p, d->opts.w->out_norm));
+    p.n_rows = batch->n_logit_rows;
+    if (p.n_rows == 0)
+        return PGD_OK;
     return linear(&p, d->logits, &d->opts.w->head, d->h, p.cfg->dim, false);
+}
+
+pgd_err decoder_prompt_logits(decoder *d, float **logits, const input_batch *batch, int32_t first,
+                              int32_t n, kernel_ctx *ctx)
+{
+    pass p = {
+        .d = d, .cfg = d->opts.cfg, .ops = d->opts.ops, .ctx = ctx, .batch = batch, .n_rows = n};
+    PGD_ASSERT(n <= DECODER_MAX_SLICE && first >= 0 && n <= batch->n_prompt_rows - first);
+    const float *hidden = d->h + (int64_t)(batch->n_logit_rows + first) * p.cfg->dim;
+    *logits = d->slice;
+    return linear(&p, d->slice, &d->opts.w->head, hidden, p.cfg->dim, false);
 }

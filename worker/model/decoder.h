@@ -14,6 +14,9 @@
 #include "worker/kv_cache.h"
 #include "worker/weights.h"
 
+/* Prompt rows whose logits are computed at a time: a prompt's logits are never held whole. */
+#define DECODER_MAX_SLICE 32
+
 typedef struct decoder decoder;
 
 typedef struct decoder_opts {
@@ -34,6 +37,11 @@ void decoder_destroy(decoder *d);
 PGD_MUST_USE pgd_err decoder_forward(decoder *d, float **logits, const input_batch *batch,
                                      const block_table *table, const kv_cache *kv, kernel_ctx *ctx,
                                      uint64_t *progress);
+/* After decoder_forward: the raw logits [n, vocab_size] of prompt rows first to first + n - 1, n <=
+ * DECODER_MAX_SLICE, in *logits, a borrow until the next call of this function; the logits of the
+ * logit rows stay. */
+PGD_MUST_USE pgd_err decoder_prompt_logits(decoder *d, float **logits, const input_batch *batch,
+                                           int32_t first, int32_t n, kernel_ctx *ctx);
 /* Bytes of activations and tables, for messages. */
 size_t decoder_bytes(const decoder *d);
 
