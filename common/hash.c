@@ -3,7 +3,9 @@
 
 #include <string.h>
 
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
+#include <openssl/hmac.h>
 
 #include "common/mem.h"
 
@@ -50,6 +52,20 @@ void hash_sha256_end(hash_sha256_ctx *ctx, uint8_t out[HASH_SHA256_BYTES])
 {
     unsigned n_bytes = HASH_SHA256_BYTES;
     PGD_ASSERT(EVP_DigestFinal_ex(ctx->md_ctx, out, &n_bytes) == 1 && n_bytes == HASH_SHA256_BYTES);
+}
+
+bool hash_hmac_sha256(uint8_t out[HASH_SHA256_BYTES], const void *key, size_t key_bytes,
+                      const void *data, size_t n_bytes)
+{
+    unsigned out_bytes = 0;
+    PGD_ASSERT(key_bytes <= INT32_MAX);
+    return HMAC(EVP_sha256(), key_bytes > 0 ? key : "", (int)key_bytes, data, n_bytes, out,
+                &out_bytes) != NULL;
+}
+
+bool hash_is_equal(const void *a, const void *b, size_t n_bytes)
+{
+    return CRYPTO_memcmp(a, b, n_bytes) == 0;
 }
 
 /* The finaliser of MurmurHash3 (public domain constants): every input bit reaches every output bit.

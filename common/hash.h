@@ -1,4 +1,5 @@
-/* Hashes: SHA-256 (libcrypto) for content that must not collide, a 64-bit mix for hash tables.
+/* Hashes: SHA-256 (libcrypto) for content that must not collide, HMAC for proofs, a 64-bit
+ * mix for hash tables.
  *
  * Thread:  any; a hash_sha256_ctx belongs to one thread at a time
  */
@@ -17,6 +18,12 @@ void hash_sha256_destroy(hash_sha256_ctx *ctx);
 void hash_sha256_begin(hash_sha256_ctx *ctx);
 void hash_sha256_update(hash_sha256_ctx *ctx, const void *data, size_t n_bytes);
 void hash_sha256_end(hash_sha256_ctx *ctx, uint8_t out[HASH_SHA256_BYTES]);
+
+/* key may be empty. False when memory ran out. */
+PGD_MUST_USE bool hash_hmac_sha256(uint8_t out[HASH_SHA256_BYTES], const void *key,
+                                   size_t key_bytes, const void *data, size_t n_bytes);
+/* In a time that does not depend on where they differ. */
+bool hash_is_equal(const void *a, const void *b, size_t n_bytes);
 
 /* FNV-1a with a final mix; not for untrusted keys without a seed. */
 uint64_t hash_bytes(const void *data, size_t n_bytes, uint64_t seed);

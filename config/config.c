@@ -44,7 +44,6 @@ static const char *const unbuilt_names[] = {
     "dtype",
     "quantization",
     "batch_invariant",
-    "worker",
 };
 
 /* Insertions, deletions and replacements from a to b; names of the table are shorter than MAX_NAME.

@@ -58,8 +58,10 @@ typedef struct config {
     char kv_hash_seed_file[CONFIG_PATH_BYTES];
 
     /* [worker] */
-    char device[64];                     /* auto, cpu, sim */
-    int64_t threads;                     /* 0 = CPUs of the affinity mask */
+    char device[64];  /* auto, cpu, sim */
+    int64_t threads;  /* 0 = CPUs of the affinity mask */
+    char worker[256]; /* URL; "" = start one */
+    char worker_token_file[CONFIG_PATH_BYTES];
     char worker_path[CONFIG_PATH_BYTES]; /* "" = paged-worker beside this binary */
     char runtime_dir[CONFIG_PATH_BYTES]; /* "" = $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/paged or
                                             /tmp/paged-UID */

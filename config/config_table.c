@@ -87,6 +87,12 @@ const config_option config_options[] = {
      "auto|cpu|sim", "Where the model runs. sim: no model, deterministic tokens, for tests."},
     {"worker", "threads", INT(threads, "", 0, 1024), "0", NULL,
      "Compute threads of a CPU worker. 0: all CPUs this process may use."},
+    {"worker", "worker", STR(worker), "", NULL,
+     "URL of a worker that is started apart (paged-worker --listen): ipc:///PATH or "
+     "tcp://HOST:PORT. Empty: start one."},
+    {"worker", "worker_token_file", STR(worker_token_file), "", NULL,
+     "File (mode 0600) with the secret that worker must know, 32 bytes or more. Needed for tcp "
+     "beyond loopback."},
     {"worker", "worker_path", STR(worker_path), "", NULL,
      "The paged-worker binary. Empty: the one beside paged."},
     {"worker", "runtime_dir", STR(runtime_dir), "", NULL,

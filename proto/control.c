@@ -4,11 +4,21 @@
 
 #include "common/model/dtype.h"
 
+static const wire_field CHALLENGE_FIELDS[] = {
+    W_FIXED(challenge_msg, nonce, WIRE_KIND_U8, 1, CONTROL_NONCE_BYTES, 0, 255),
+};
+
+static const wire_field ATTACH_FIELDS[] = {
+    W_FIXED(attach_msg, nonce, WIRE_KIND_U8, 1, CONTROL_NONCE_BYTES, 0, 255),
+    W_FIXED(attach_msg, proof, WIRE_KIND_U8, 1, CONTROL_PROOF_BYTES, 0, 255),
+    W_U32(attach_msg, max_frame_bytes, CONTROL_MIN_FRAME_BYTES, INT32_MAX),
+};
+
 static const wire_field HELLO_FIELDS[] = {
     W_U32(hello_msg, protocol_version, 0, UINT32_MAX),
     W_U32(hello_msg, rank, 0, 1023),
     W_U64(hello_msg, pid),
-    W_FIXED(hello_msg, token, WIRE_KIND_U8, 1, CONTROL_TOKEN_BYTES, 0, 255),
+    W_FIXED(hello_msg, proof, WIRE_KIND_U8, 1, CONTROL_PROOF_BYTES, 0, 255),
     W_STRING(hello_msg, version),
     W_STRING(hello_msg, device),
     W_STRING(hello_msg, device_name),
@@ -73,6 +83,8 @@ static const wire_field ERROR_FIELDS[] = {
     const wire_record control_##lower##_record = {#lower, table, PGD_ARRAY_LEN(table), \
                                                   sizeof(lower##_msg)}
 
+RECORD(challenge, CHALLENGE_FIELDS);
+RECORD(attach, ATTACH_FIELDS);
 RECORD(hello, HELLO_FIELDS);
 RECORD(load, LOAD_FIELDS);
 RECORD(load_progress, LOAD_PROGRESS_FIELDS);

@@ -1,6 +1,7 @@
 /* Control messages between engine and worker, everything but the step itself.
  *
- * Sequence: worker connects and sends hello; engine answers load; worker sends load_progress any
+ * Sequence: the worker sends challenge, the engine attach, the worker hello (proto/attach.h tells
+ * what these three prove); engine answers load; worker sends load_progress any
  * number of times, then load_done; engine sends kv_config; worker sends kv_ready; then steps.
  * heartbeat comes unasked from the worker's second thread. A ping (no body) is answered by its main
  * thread between steps with a pong (a heartbeat_msg), so that a stuck idle worker is seen too.
@@ -12,15 +13,30 @@
 
 #include "proto/wire.h"
 
-#define CONTROL_TOKEN_BYTES 16
+#define CONTROL_NONCE_BYTES 32
+#define CONTROL_PROOF_BYTES 32
 #define CONTROL_PATH_BYTES  1024
 #define CONTROL_TEXT_BYTES  256
+/* Least frame limit that an engine may lay down; frames before attach are shorter. */
+#define CONTROL_MIN_FRAME_BYTES 4096
+
+/* The first frame, under epoch 0: the worker does not know its own yet. */
+typedef struct challenge_msg {
+    uint8_t nonce[CONTROL_NONCE_BYTES];
+} challenge_msg;
+
+/* Its header tells the worker its epoch. */
+typedef struct attach_msg {
+    uint8_t nonce[CONTROL_NONCE_BYTES];
+    uint8_t proof[CONTROL_PROOF_BYTES];
+    uint32_t max_frame_bytes; /* of what the engine will send; NNG takes no more than 2 GB */
+} attach_msg;
 
 typedef struct hello_msg {
     uint32_t protocol_version;
     uint32_t rank;
     uint64_t pid;
-    uint8_t token[CONTROL_TOKEN_BYTES]; /* as given at spawn */
+    uint8_t proof[CONTROL_PROOF_BYTES];
     char version[32];
     char device[64];                      /* "cpu", "sim", "cuda:0" */
     char device_name[CONTROL_TEXT_BYTES]; /* "AMD EPYC, avx512vnni, 2 threads" */
@@ -89,6 +105,8 @@ typedef struct error_msg {
  * frame is used up; errors as wire_decode.
  * Thread:  any */
 #define CONTROL_MESSAGES(X)              \
+    X(challenge, WIRE_CHALLENGE)         \
+    X(attach, WIRE_ATTACH)               \
     X(hello, WIRE_HELLO)                 \
     X(load, WIRE_LOAD)                   \
     X(load_progress, WIRE_LOAD_PROGRESS) \

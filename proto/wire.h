@@ -35,7 +35,9 @@ typedef enum wire_type {
     WIRE_PONG = 11,
     WIRE_ERROR = 12,
     WIRE_SHUTDOWN = 13,
-    WIRE_TYPE_LAST = WIRE_SHUTDOWN
+    WIRE_CHALLENGE = 14,
+    WIRE_ATTACH = 15,
+    WIRE_TYPE_LAST = WIRE_ATTACH
 } wire_type;
 
 typedef struct wire_header {

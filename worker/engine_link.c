@@ -1,41 +1,80 @@
-/* pair0 over ipc, the dialing side. The next step's frame waits in NNG's receive queue while the
- * current one computes, so taking it costs no round trip.
+/* pair0. The next step's frame waits in NNG's receive queue while the current one computes, so
+ * taking it costs no round trip.
+ *
+ * A listener of NNG cannot be closed without its connections, so a link that listens keeps its
+ * listener: over tcp further engines are accepted and closed at once, over ipc the path goes away.
  */
 #include "worker/engine_link.h"
 
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <nng/nng.h>
 #include <nng/protocol/pair0/pair.h>
 
+#include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/thread.h"
+#include "proto/attach.h"
 
-#define QUEUE_FRAMES 16
-#define CLOSE_WAIT_S 2
+#define QUEUE_FRAMES   16
+#define CLOSE_WAIT_S   2
+#define LOST_PERIOD_MS 50
 
 struct engine_link {
     nng_socket sock;
     bool sock_is_open;
+    const char *ipc_path; /* of a link that listens; in url */
+    bool is_adopted;
     uint32_t worker_epoch;
+    atomic_int pipe_id; /* of the one connection; 0 before it */
+    int up_fd;
     int lost_fd;
     nng_msg *last;
+    char url[300];
 };
 
-static void on_pipe_gone(nng_pipe pipe, nng_pipe_ev ev, void *arg)
+static void on_pipe(nng_pipe pipe, nng_pipe_ev ev, void *arg)
 {
     engine_link *l = arg;
+    int none = 0;
+    int id = nng_pipe_id(pipe);
     uint64_t one = 1;
-    (void)pipe;
-    (void)ev;
-    ssize_t n = write(l->lost_fd, &one, sizeof one);
+    if (ev == NNG_PIPE_EV_ADD_PRE && !atomic_compare_exchange_strong(&l->pipe_id, &none, id))
+        (void)nng_pipe_close(pipe);
+    if (ev == NNG_PIPE_EV_ADD_PRE || id != atomic_load(&l->pipe_id))
+        return;
+    ssize_t n = write(ev == NNG_PIPE_EV_ADD_POST ? l->up_fd : l->lost_fd, &one, sizeof one);
     (void)n; /* an eventfd of count 0 takes it */
 }
 
-static pgd_err dial(engine_link *l, const char *url, size_t max_recv_bytes, pgd_why *why)
+static int watch_pipes(engine_link *l, nng_pipe_cb fn)
 {
+    int rv = nng_pipe_notify(l->sock, NNG_PIPE_EV_ADD_PRE, fn, l);
+    if (rv == 0)
+        rv = nng_pipe_notify(l->sock, NNG_PIPE_EV_ADD_POST, fn, l);
+    return rv != 0 ? rv : nng_pipe_notify(l->sock, NNG_PIPE_EV_REM_POST, fn, l);
+}
+
+/* --- open ------------------------------------------------------------------------------------- */
+
+static pgd_err open_socket(engine_link **out, const char *url, size_t max_recv_bytes, pgd_why *why)
+{
+    engine_link *l = mem_calloc(1, sizeof *l);
+    if (l == NULL)
+        return pgd_fail(why, PGD_ENOMEM, "engine link: out of memory");
+    *out = l;
+    snprintf(l->url, sizeof l->url, "%s", url);
+    l->lost_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    l->up_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (l->lost_fd < 0 || l->up_fd < 0)
+        return pgd_fail(why, PGD_EIO, "engine link: no eventfd");
     int rv = nng_pair0_open(&l->sock);
     if (rv != 0)
         return pgd_fail(why, PGD_EIO, "engine link: open: %s", nng_strerror(rv));
@@ -43,31 +82,88 @@ static pgd_err dial(engine_link *l, const char *url, size_t max_recv_bytes, pgd_
     if ((rv = nng_socket_set_int(l->sock, NNG_OPT_SENDBUF, QUEUE_FRAMES)) != 0 ||
         (rv = nng_socket_set_int(l->sock, NNG_OPT_RECVBUF, QUEUE_FRAMES)) != 0 ||
         (rv = nng_socket_set_size(l->sock, NNG_OPT_RECVMAXSZ, max_recv_bytes)) != 0 ||
-        (rv = nng_pipe_notify(l->sock, NNG_PIPE_EV_REM_POST, on_pipe_gone, l)) != 0)
+        (rv = watch_pipes(l, on_pipe)) != 0)
         return pgd_fail(why, PGD_EIO, "engine link: set options: %s", nng_strerror(rv));
-    if ((rv = nng_dial(l->sock, url, NULL, 0)) != 0)
-        return pgd_fail(why, PGD_EIO, "engine link: cannot reach the engine at %s: %s", url,
+    return PGD_OK;
+}
+
+static pgd_err dial(engine_link *l, pgd_why *why)
+{
+    int rv = nng_dial(l->sock, l->url, NULL, 0);
+    if (rv != 0)
+        return pgd_fail(why, PGD_EIO, "engine link: cannot reach the engine at %s: %s", l->url,
                         nng_strerror(rv));
     return PGD_OK;
 }
 
-pgd_err engine_link_open(engine_link **out, const char *url, uint32_t worker_epoch,
-                         size_t max_recv_bytes, pgd_why *why)
+/* NNG replaces a socket file that nobody listens on, but any other file too. */
+static pgd_err check_path(const char *path, pgd_why *why)
 {
-    engine_link *l = mem_calloc(1, sizeof *l);
-    if (l == NULL)
-        return pgd_fail(why, PGD_ENOMEM, "engine link: out of memory");
-    l->worker_epoch = worker_epoch;
-    l->lost_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    pgd_err err = l->lost_fd < 0 ? pgd_fail(why, PGD_EIO, "engine link: no eventfd")
-                                 : dial(l, url, max_recv_bytes, why);
-    if (err != PGD_OK) {
-        engine_link_close(l);
-        return err;
-    }
-    *out = l;
+    struct stat st;
+    if (lstat(path, &st) == 0 && !S_ISSOCK(st.st_mode))
+        return pgd_fail(why, PGD_EINVAL,
+                        "cannot listen: expected a socket or nothing, got %s, at %s",
+                        S_ISDIR(st.st_mode) ? "a directory" : "another kind of file", path);
     return PGD_OK;
 }
+
+static pgd_err listen_at(engine_link *l, pgd_why *why)
+{
+    const char *path = attach_ipc_path(l->url);
+    if (path != NULL)
+        PGD_TRY(check_path(path, why));
+    int rv = nng_listen(l->sock, l->url, NULL, 0);
+    if (rv != 0)
+        return pgd_fail(why, PGD_EIO, "cannot listen at %s: %s%s", l->url, nng_strerror(rv),
+                        rv == NNG_EADDRINUSE ? "; another worker is there" : "");
+    l->ipc_path = path;
+    return PGD_OK;
+}
+
+static pgd_err finish_open(engine_link **out, engine_link *l, pgd_err err)
+{
+    *out = err == PGD_OK ? l : NULL;
+    if (err != PGD_OK)
+        engine_link_close(l);
+    return err;
+}
+
+pgd_err engine_link_dial(engine_link **out, const char *url, size_t max_recv_bytes, pgd_why *why)
+{
+    engine_link *l = NULL;
+    pgd_err err = open_socket(&l, url, max_recv_bytes, why);
+    return finish_open(out, l, err == PGD_OK ? dial(l, why) : err);
+}
+
+pgd_err engine_link_listen(engine_link **out, const char *url, size_t max_recv_bytes, pgd_why *why)
+{
+    engine_link *l = NULL;
+    pgd_err err = open_socket(&l, url, max_recv_bytes, why);
+    if (err == PGD_OK) {
+        err = listen_at(l, why);
+    }
+    return finish_open(out, l, err);
+}
+
+void engine_link_wait(engine_link *l)
+{
+    struct pollfd p = {.fd = l->up_fd, .events = POLLIN};
+    while (poll(&p, 1, -1) < 1)
+        continue;
+}
+
+pgd_err engine_link_adopt(engine_link *l, uint32_t worker_epoch, size_t max_recv_bytes)
+{
+    if (nng_socket_set_size(l->sock, NNG_OPT_RECVMAXSZ, max_recv_bytes) != 0)
+        return PGD_EIO;
+    l->worker_epoch = worker_epoch;
+    l->is_adopted = true;
+    if (l->ipc_path != NULL)
+        (void)unlink(l->ipc_path);
+    return PGD_OK;
+}
+
+/* --- close ------------------------------------------------------------------------------------ */
 
 static void close_socket(void *arg)
 {
@@ -80,7 +176,6 @@ static void close_socket(void *arg)
 static void close_bounded(nng_socket sock)
 {
     nng_socket *arg = mem_alloc(sizeof *arg);
-    (void)nng_pipe_notify(sock, NNG_PIPE_EV_REM_POST, NULL, NULL); /* its argument goes away now */
     if (arg == NULL)
         return;
     *arg = sock;
@@ -92,14 +187,20 @@ void engine_link_close(engine_link *l)
 {
     if (l == NULL)
         return;
+    if (l->sock_is_open)
+        (void)watch_pipes(l, NULL); /* their argument goes away now */
     if (l->last != NULL)
         nng_msg_free(l->last);
-    if (l->sock_is_open)
+    if (l->sock_is_open && (l->ipc_path == NULL || !l->is_adopted))
         close_bounded(l->sock);
     if (l->lost_fd >= 0)
         close(l->lost_fd);
+    if (l->up_fd >= 0)
+        close(l->up_fd);
     mem_free(l);
 }
+
+/* --- frames ----------------------------------------------------------------------------------- */
 
 pgd_err engine_link_send(engine_link *l, wire_type type, const wire_record *rec, const void *msg,
                          bool wait)
@@ -116,23 +217,56 @@ pgd_err engine_link_send(engine_link *l, wire_type type, const wire_record *rec,
     return rv == NNG_EAGAIN ? PGD_EAGAIN : PGD_ECLOSED;
 }
 
+/* The next frame of any epoch into last, or an NNG error. */
+static int receive(engine_link *l)
+{
+    if (l->last != NULL)
+        nng_msg_free(l->last);
+    l->last = NULL;
+    return nng_recvmsg(l->sock, &l->last, 0);
+}
+
+static pgd_err describe_last(const engine_link *l, engine_frame *out, pgd_why *why)
+{
+    wire_header h;
+    out->data = nng_msg_body(l->last);
+    out->n_bytes = nng_msg_len(l->last);
+    PGD_TRY(wire_decode_header(&h, out->data, out->n_bytes, why));
+    out->type = h.type;
+    out->worker_epoch = h.worker_epoch;
+    return PGD_OK;
+}
+
 pgd_err engine_link_recv(engine_link *l, engine_frame *out, pgd_why *why)
 {
     for (;;) {
-        wire_header h;
-        if (l->last != NULL)
-            nng_msg_free(l->last);
-        l->last = NULL;
-        int rv = nng_recvmsg(l->sock, &l->last, 0);
+        int rv = receive(l);
         if (rv != 0)
             return pgd_fail(why, PGD_ECLOSED, "engine link: %s", nng_strerror(rv));
-        out->data = nng_msg_body(l->last);
-        out->n_bytes = nng_msg_len(l->last);
-        PGD_TRY(wire_decode_header(&h, out->data, out->n_bytes, why));
-        out->type = h.type;
-        if (h.worker_epoch == l->worker_epoch)
+        PGD_TRY(describe_last(l, out, why));
+        if (out->worker_epoch == l->worker_epoch || !l->is_adopted)
             return PGD_OK;
     }
+}
+
+/* A lost connection does not end a receive of NNG, so it is looked for between short ones. */
+pgd_err engine_link_recv_within(engine_link *l, engine_frame *out, int timeout_ms, pgd_why *why)
+{
+    struct pollfd lost = {.fd = l->lost_fd, .events = POLLIN};
+    uint64_t end_us = clock_now_us() + (uint64_t)timeout_ms * 1000;
+    bool is_lost = false;
+    int rv = nng_socket_set_ms(l->sock, NNG_OPT_RECVTIMEO, LOST_PERIOD_MS);
+    while (rv == 0 && (rv = receive(l)) == NNG_ETIMEDOUT && !is_lost && clock_now_us() < end_us) {
+        is_lost = poll(&lost, 1, 0) == 1; /* what came before is received once more */
+        rv = 0;
+    }
+    (void)nng_socket_set_ms(l->sock, NNG_OPT_RECVTIMEO, NNG_DURATION_INFINITE);
+    if (rv == 0)
+        return describe_last(l, out, why);
+    return is_lost || rv != NNG_ETIMEDOUT
+               ? pgd_fail(why, PGD_ECLOSED, "the engine closed the connection")
+               : pgd_fail(why, PGD_ETIMEDOUT, "expected a message within %d ms, got none",
+                          timeout_ms);
 }
 
 int engine_link_get_lost_fd(const engine_link *l)

@@ -1,9 +1,14 @@
-/* paged-worker: one device, one process. The engine starts it:
+/* paged-worker: one device, one process, one engine. Either the engine starts it:
  *
  *   paged-worker --connect URL --device D [--rank N] [--log-level L]
  *
- * and writes one line to its stdin, `token=HEX epoch=N engine_pid=N max_frame_bytes=N`: secrets are
- * not for argv, which everybody can read. stdin then stays open; its end is the engine's end.
+ * and writes one line to its stdin, `key=HEX engine_pid=N`: secrets are not for argv, which
+ * everybody can read. stdin then stays open; its end is the engine's end. Or an operator does:
+ *
+ *   paged-worker --listen URL --device D [--rank N] [--worker-token-file F] [--log-level L]
+ *
+ * which waits for an engine (`paged serve --worker URL`) and ends with it, so that every life starts
+ * from nothing. Once an engine is there, both are one path.
  */
 #include <errno.h>
 #include <signal.h>
@@ -13,10 +18,12 @@
 
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/log.h"
 #include "common/thread.h"
+#include "worker/handshake.h"
 #include "worker/heartbeat.h"
 #include "worker/sim_runner.h"
 #include "worker/worker_loop.h"
@@ -24,62 +31,100 @@
 #define EXIT_USAGE          64 /* sysexits.h */
 #define EXIT_SOFTWARE_FAULT 70
 #define LAST_WORDS_S        5
+#define SPAWN_ANSWER_MS     30000
 
 typedef struct worker_args {
-    const char *url;
+    const char *connect_url; /* one of them */
+    const char *listen_url;
     const char *device;
+    const char *token_file; /* NULL = none */
     long rank;
     log_level level;
 } worker_args;
 
-typedef struct spawn_line {
-    uint8_t token[CONTROL_TOKEN_BYTES];
-    uint32_t epoch;
-    long engine_pid;
-    size_t max_frame_bytes;
-} spawn_line;
-
 static const char USAGE[] =
-    "usage: paged-worker --connect URL --device cpu|sim [--rank N] [--log-level LEVEL]\n"
-    "The engine starts this program; `paged serve` is what you want.\n";
+    "usage: paged-worker --listen URL --device cpu|sim [options]\n"
+    "\n"
+    "Computes a model for one engine, which finds it with `paged serve --worker URL`, and exits "
+    "when\n"
+    "that engine is gone. Let a supervisor start it again (paged-worker@.service). Without "
+    "--worker\n"
+    "the engine starts a worker itself; then this program is not for you to start.\n"
+    "\n"
+    "  --listen URL             ipc:///run/paged-worker/0.sock or tcp://127.0.0.1:7000\n"
+    "  --device D               cpu, or sim: no model, made-up tokens\n"
+    "  --rank N                 number of this worker in the log and to the engine (0)\n"
+    "  --worker-token-file F    secret of 32 bytes or more that the engine must know, mode 0600;\n"
+    "                           needed beyond loopback\n"
+    "  --log-level LEVEL        error, warn, info, debug or trace (info)\n"
+    "  --version, --help\n"
+    "\n"
+    "Exit status: 0 when the engine is gone or after SIGTERM, 64 usage, 70 a fault.\n";
+
+/* --- arguments -------------------------------------------------------------------------------- */
+
+static pgd_err parse_rank(long *out, const char *value, pgd_why *why)
+{
+    char *end;
+    *out = strtol(value, &end, 10);
+    if (*end != 0 || end == value || *out < 0 || *out > 1023)
+        return pgd_fail(why, PGD_EINVAL, "--rank: expected 0..1023, got %s", value);
+    return PGD_OK;
+}
+
+static pgd_err set_arg(worker_args *out, const char *name, const char *value, pgd_why *why)
+{
+    if (strcmp(name, "--connect") == 0)
+        out->connect_url = value;
+    else if (strcmp(name, "--listen") == 0)
+        out->listen_url = value;
+    else if (strcmp(name, "--device") == 0)
+        out->device = value;
+    else if (strcmp(name, "--worker-token-file") == 0)
+        out->token_file = value[0] != 0 ? value : NULL;
+    else if (strcmp(name, "--rank") == 0)
+        return parse_rank(&out->rank, value, why);
+    else if (strcmp(name, "--log-level") != 0)
+        return pgd_fail(why, PGD_EINVAL, "unknown option %s", name);
+    else if (!log_level_parse(&out->level, value))
+        return pgd_fail(why, PGD_EINVAL,
+                        "--log-level: expected error, warn, info, debug or trace, got %s", value);
+    return PGD_OK;
+}
+
+static pgd_err check_args(const worker_args *args, pgd_why *why)
+{
+    if ((args->connect_url == NULL) == (args->listen_url == NULL) || args->device == NULL)
+        return pgd_fail(why, PGD_EINVAL, "expected --listen URL and --device D");
+    if (strcmp(args->device, "cpu") != 0 && strcmp(args->device, "sim") != 0)
+        return pgd_fail(why, PGD_EUNSUPPORTED, "--device: expected cpu or sim, got %s",
+                        args->device);
+    if (args->connect_url != NULL && args->token_file != NULL)
+        return pgd_fail(why, PGD_EINVAL, "--worker-token-file goes with --listen");
+    return args->listen_url != NULL
+               ? attach_check_url(args->listen_url, args->token_file != NULL, why)
+               : PGD_OK;
+}
 
 static pgd_err parse_args(worker_args *out, int argc, char **argv, pgd_why *why)
 {
     *out = (worker_args){.level = LOG_INFO};
     for (int i = 1; i < argc; i += 2) {
-        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
-        char *end;
-        if (value == NULL)
+        if (i + 1 == argc)
             return pgd_fail(why, PGD_EINVAL, "%s: expected a value after it", argv[i]);
-        if (strcmp(argv[i], "--connect") == 0) {
-            out->url = value;
-        } else if (strcmp(argv[i], "--device") == 0) {
-            out->device = value;
-        } else if (strcmp(argv[i], "--rank") == 0) {
-            out->rank = strtol(value, &end, 10);
-            if (*end != 0 || end == value || out->rank < 0 || out->rank > 1023)
-                return pgd_fail(why, PGD_EINVAL, "--rank: expected 0..1023, got %s", value);
-        } else if (strcmp(argv[i], "--log-level") == 0) {
-            if (!log_level_parse(&out->level, value))
-                return pgd_fail(why, PGD_EINVAL,
-                                "--log-level: expected error, warn, info, debug or trace, got %s",
-                                value);
-        } else {
-            return pgd_fail(why, PGD_EINVAL, "unknown option %s", argv[i]);
-        }
+        PGD_TRY(set_arg(out, argv[i], argv[i + 1], why));
     }
-    if (out->url == NULL || out->device == NULL)
-        return pgd_fail(why, PGD_EINVAL, "expected --connect and --device");
-    return PGD_OK;
+    return check_args(out, why);
 }
 
+/* --- started by the engine -------------------------------------------------------------------- */
+
 /* Up to the newline, byte by byte: what follows on stdin is not ours to read here. */
-static pgd_err read_spawn_line(spawn_line *out, pgd_why *why)
+static pgd_err read_spawn_line(attach_key *key, long *engine_pid, pgd_why *why)
 {
     char line[256];
     size_t n = 0;
-    char hex[2 * CONTROL_TOKEN_BYTES + 1];
-    unsigned long max_frame;
+    char hex[2 * ATTACH_MIN_KEY_BYTES + 1];
     for (;;) {
         struct pollfd p = {.fd = STDIN_FILENO, .events = POLLIN};
         if (poll(&p, 1, 10000) == 0)
@@ -97,43 +142,74 @@ static pgd_err read_spawn_line(spawn_line *out, pgd_why *why)
         n++;
     }
     line[n] = 0;
-    if (sscanf(line, "token=%32[0-9a-f] epoch=%u engine_pid=%ld max_frame_bytes=%lu", hex,
-               &out->epoch, &out->engine_pid, &max_frame) != 4 ||
-        strlen(hex) != 2 * CONTROL_TOKEN_BYTES)
-        return pgd_fail(why, PGD_EPROTO,
-                        "stdin: expected `token=HEX epoch=N engine_pid=N max_frame_bytes=N`");
-    for (size_t i = 0; i < CONTROL_TOKEN_BYTES; i++) {
+    if (sscanf(line, "key=%64[0-9a-f] engine_pid=%ld", hex, engine_pid) != 2 ||
+        strlen(hex) != 2 * ATTACH_MIN_KEY_BYTES)
+        return pgd_fail(why, PGD_EPROTO, "stdin: expected `key=HEX engine_pid=N`");
+    key->n_bytes = ATTACH_MIN_KEY_BYTES;
+    for (size_t i = 0; i < key->n_bytes; i++) {
         unsigned byte;
         (void)sscanf(hex + 2 * i, "%2x", &byte);
-        out->token[i] = (uint8_t)byte;
+        key->data[i] = (uint8_t)byte;
     }
-    out->max_frame_bytes = max_frame;
     return PGD_OK;
 }
 
+static pgd_err meet_parent(engine_link **link, uint8_t proof[CONTROL_PROOF_BYTES],
+                           const worker_args *args, pgd_why *why)
+{
+    attach_key key;
+    long engine_pid;
+    PGD_TRY(read_spawn_line(&key, &engine_pid, why));
+    /* The engine may have died before prctl: then we have been given another parent. */
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != (pid_t)engine_pid)
+        return pgd_fail(why, PGD_ECLOSED, "the engine (pid %ld) is gone", engine_pid);
+    PGD_TRY(engine_link_dial(link, args->connect_url, HANDSHAKE_MAX_RECV_BYTES, why));
+    return handshake_run(proof, *link, &key, SPAWN_ANSWER_MS, why);
+}
+
+/* --- started by an operator ------------------------------------------------------------------- */
+
+static const char *volatile listening_path; /* of the ipc socket that waits for an engine */
+
+static void on_term(int signum)
+{
+    (void)signum;
+    if (listening_path != NULL)
+        (void)unlink(listening_path);
+    _exit(EXIT_SUCCESS);
+}
+
+static pgd_err await_engine(engine_link **link, uint8_t proof[CONTROL_PROOF_BYTES],
+                            const worker_args *args, pgd_why *why)
+{
+    attach_key key = {0};
+    struct sigaction action = {.sa_handler = on_term};
+    if (args->token_file != NULL)
+        PGD_TRY(attach_read_key(&key, args->token_file, why));
+    (void)umask(0177); /* of the ipc socket; nothing else is made */
+    (void)sigaction(SIGTERM, &action, NULL);
+    (void)sigaction(SIGINT, &action, NULL);
+    log_info("worker", "waiting for an engine at %s device=%s token=%s", args->listen_url,
+             args->device, args->token_file != NULL ? "yes" : "no");
+    listening_path = attach_ipc_path(args->listen_url);
+    pgd_err err = handshake_await(link, proof, args->listen_url, &key, why);
+    listening_path = NULL; /* another worker may be there by now */
+    if (err == PGD_OK)
+        log_info("worker", "an engine has attached at %s", args->listen_url);
+    explicit_bzero(&key, sizeof key);
+    return err;
+}
+
+/* --- both ------------------------------------------------------------------------------------- */
+
 static pgd_err create_runner(step_runner **out, const char *device, pgd_why *why)
 {
-    if (strcmp(device, "sim") == 0)
-        return sim_runner_create(out, why);
-    if (strcmp(device, "cpu") == 0)
-        return model_runner_create(out, device, why);
-    return pgd_fail(why, PGD_EUNSUPPORTED, "--device: expected cpu or sim, got %s", device);
+    return strcmp(device, "sim") == 0 ? sim_runner_create(out, why)
+                                      : model_runner_create(out, device, why);
 }
 
-/* Everything that must be there before the first message. */
-static pgd_err prepare(worker_args *args, spawn_line *line, step_runner **runner,
-                       engine_link **link, pgd_why *why)
-{
-    PGD_TRY(read_spawn_line(line, why));
-    /* The engine may have died before prctl: then we have been given another parent. */
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != (pid_t)line->engine_pid)
-        return pgd_fail(why, PGD_ECLOSED, "the engine (pid %ld) is gone", line->engine_pid);
-    PGD_TRY(create_runner(runner, args->device, why));
-    return engine_link_open(link, args->url, line->epoch, line->max_frame_bytes, why);
-}
-
-static pgd_err serve(worker_args *args, step_runner *runner, engine_link *link,
-                     const spawn_line *line)
+static pgd_err serve(const worker_args *args, step_runner *runner, engine_link *link,
+                     const uint8_t proof[CONTROL_PROOF_BYTES])
 {
     pgd_why why = {0};
     heartbeat *beat;
@@ -141,7 +217,7 @@ static pgd_err serve(worker_args *args, step_runner *runner, engine_link *link,
     heartbeat_opts beat_opts = {.link = link,
                                 .progress = &runner->progress,
                                 .last_step_id = &last_step_id,
-                                .stdin_fd = STDIN_FILENO};
+                                .stdin_fd = args->connect_url != NULL ? STDIN_FILENO : -1};
     pgd_err err = heartbeat_start(&beat, &beat_opts);
     if (err != PGD_OK) {
         log_error("worker", "cannot start the heartbeat thread: %s", pgd_err_text(err));
@@ -152,7 +228,7 @@ static pgd_err serve(worker_args *args, step_runner *runner, engine_link *link,
                              .device = args->device,
                              .rank = (uint32_t)args->rank,
                              .last_step_id = &last_step_id};
-    memcpy(opts.token, line->token, sizeof opts.token);
+    memcpy(opts.proof, proof, sizeof opts.proof);
     err = worker_loop_run(&opts, &why);
     /* Closing would drop what NNG has not written yet: leave the end to the engine, which kills, or
      * to the heartbeat thread, which sees it gone. */
@@ -171,20 +247,27 @@ int main(int argc, char **argv)
         puts("paged-worker " PGD_VERSION_STRING);
         return EXIT_SUCCESS;
     }
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+        fputs(USAGE, stdout);
+        return EXIT_SUCCESS;
+    }
     if (parse_args(&args, argc, argv, &why) != PGD_OK) {
-        fprintf(stderr, "paged-worker: %s\n%s", why.text, USAGE);
+        fprintf(stderr, "paged-worker: %s; --help tells more\n", why.text);
         return EXIT_USAGE;
     }
     snprintf(role, sizeof role, "worker%ld", args.rank);
     log_init(role, args.level);
     thread_set_role(THREAD_WORKER);
     signal(SIGPIPE, SIG_IGN);
-    spawn_line line;
     step_runner *runner = NULL;
     engine_link *link = NULL;
-    pgd_err err = prepare(&args, &line, &runner, &link, &why);
+    uint8_t proof[CONTROL_PROOF_BYTES];
+    pgd_err err = create_runner(&runner, args.device, &why);
     if (err == PGD_OK)
-        err = serve(&args, runner, link, &line);
+        err = args.listen_url != NULL ? await_engine(&link, proof, &args, &why)
+                                      : meet_parent(&link, proof, &args, &why);
+    if (err == PGD_OK)
+        err = serve(&args, runner, link, proof);
     else
         log_error("worker", "%s", pgd_why_text(&why, err));
     engine_link_close(link);

@@ -85,7 +85,7 @@ static pgd_err say_hello(worker_state *s)
 {
     hello_msg m = {
         .protocol_version = WIRE_VERSION, .rank = s->opts->rank, .pid = (uint64_t)getpid()};
-    memcpy(m.token, s->opts->token, sizeof m.token);
+    memcpy(m.proof, s->opts->proof, sizeof m.proof);
     snprintf(m.version, sizeof m.version, "%s", PGD_VERSION_STRING);
     snprintf(m.device, sizeof m.device, "%s", s->opts->device);
     s->opts->runner->vtbl->describe(s->opts->runner, &m);

@@ -16,7 +16,7 @@ typedef struct worker_loop_opts {
     step_runner *runner; /* borrow for the call */
     const char *device;  /* "cpu", "sim" */
     uint32_t rank;
-    uint8_t token[CONTROL_TOKEN_BYTES]; /* as given at spawn */
+    uint8_t proof[CONTROL_PROOF_BYTES]; /* of handshake_run */
     uint64_t *last_step_id;             /* written atomically, for the heartbeat */
 } worker_loop_opts;
 

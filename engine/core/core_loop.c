@@ -180,7 +180,6 @@ static void publish(core_loop *c)
 {
     const worker_facts *f = worker_life_get_facts(c->life);
     core_stats s;
-    bool is_dying = worker_life_get_state(c->life) == WORKER_LIFE_DYING;
     memset(&s, 0, sizeof s);
     s.state = c->state;
     if (c->sched != NULL)
@@ -203,8 +202,10 @@ static void publish(core_loop *c)
     s.fail_err = f->fatal_err;
     snprintf(s.device, sizeof s.device, "%s", c->sizes.device);
     snprintf(s.device_name, sizeof s.device_name, "%s", f->device_name);
-    if (c->state == CORE_RECOVERING || c->state == CORE_FAILED)
-        snprintf(s.why, sizeof s.why, "%s", is_dying ? worker_life_get_reason(c->life) : c->why);
+    if (c->state == CORE_RECOVERING || c->state == CORE_STARTING)
+        worker_life_describe_wait(c->life, s.why, sizeof s.why);
+    if (s.why[0] == 0 && (c->state == CORE_RECOVERING || c->state == CORE_FAILED))
+        snprintf(s.why, sizeof s.why, "%s", c->why);
     stats_publish(c->stats, &s);
 }
 
@@ -233,7 +234,7 @@ static core_state derive_state(const core_loop *c)
         return CORE_DRAINING;
     if (life == WORKER_LIFE_READY)
         return CORE_READY;
-    if (c->was_lost || life == WORKER_LIFE_DYING)
+    if (c->was_lost || (life == WORKER_LIFE_DYING && !worker_life_is_waiting(c->life)))
         return CORE_RECOVERING;
     return life == WORKER_LIFE_LOADING || life == WORKER_LIFE_PREPARING ? CORE_LOADING
                                                                         : CORE_STARTING;

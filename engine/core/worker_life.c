@@ -1,6 +1,6 @@
 /* The state machine of the header. A death is handled in two moves: lose() kills, whatever the
- * reason; bury() closes the link and goes on once the process is reaped, so that two incarnations
- * never live side by side and the message can tell how it ended.
+ * reason; bury() closes the link and goes on once the process is reaped (or the connection closed),
+ * so that two incarnations never live side by side and the message can tell how it ended.
  *
  * Three watches, all on awake time: a step is out and progress stands still
  * (worker_stall_timeout_s); the oldest step is out for step_timeout_s; nothing at all is heard, or
@@ -15,15 +15,13 @@
 #include <string.h>
 
 #include <poll.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
-#include "engine/core/runtime_dir.h"
+#include "engine/core/worker_host.h"
 #include "engine/core/worker_link.h"
-#include "engine/supervisor.h"
 
 #define MAX_TURN_US       1000000u
 #define TICK_MS           500
@@ -31,6 +29,8 @@
 #define STARTING_US       30000000u /* spawn to hello */
 #define SILENCE_EXTRA_US  2000000u  /* beyond the stall timeout, for the heartbeat's own period */
 #define CLOSED_US         500000u   /* from the end of the messages to the end of the process */
+#define MIN_REFUSED_US    500000u   /* doubled up to 8 s */
+#define MAX_DOUBLINGS     4
 #define EXIT_WAIT_MS      2000
 #define MAX_FRAMES        64 /* in one turn */
 #define MAX_CONTROL_BYTES (1u << 16)
@@ -38,20 +38,22 @@
 struct worker_life {
     worker_life_opts opts;
     worker_life_state state;
-    supervisor *sup;
+    worker_host *host;
     worker_link *link;
     worker_facts facts;
     load_done_msg first_load; /* of the first life; later ones must agree */
     kv_config_msg kv;
     wire_limits limits;
     wire_scratch scratch;
-    char path[CONFIG_PATH_BYTES];
-    char dir[RUNTIME_DIR_BYTES];
 
     uint32_t epoch;
-    uint8_t token[CONTROL_TOKEN_BYTES];
-    bool is_fatal;  /* do not restart */
-    bool was_ready; /* in this life or an earlier one */
+    attach_terms terms; /* of this life */
+    bool is_challenged;
+    bool is_met;        /* said a good hello in this life */
+    int32_t n_refusals; /* attempts in a row that met nobody */
+    char refusal[1024]; /* why the last one did not */
+    bool is_fatal;      /* do not restart */
+    bool was_ready;     /* in this life or an earlier one */
     restart_reason reason;
     char reason_text[1024];
 
@@ -72,22 +74,6 @@ struct worker_life {
 };
 
 /* --- create ----------------------------------------------------------------------------------- */
-
-static pgd_err find_worker(char out[CONFIG_PATH_BYTES], const config *cfg, pgd_why *why)
-{
-    static const char NAME[] = "paged-worker";
-    if (cfg->worker_path[0] != 0) {
-        snprintf(out, CONFIG_PATH_BYTES, "%s", cfg->worker_path);
-        return PGD_OK;
-    }
-    ssize_t n = readlink("/proc/self/exe", out, CONFIG_PATH_BYTES - sizeof NAME);
-    if (n <= 0)
-        return pgd_fail(why, PGD_EIO, "cannot tell where paged-worker is: set worker_path");
-    out[n] = 0;
-    char *slash = strrchr(out, '/');
-    snprintf(slash + 1, sizeof NAME, "%s", NAME);
-    return PGD_OK;
-}
 
 /* Limits that no frame of this configuration exceeds, before model and pool are known. */
 static wire_limits frame_limits(const core_sizes *z)
@@ -127,16 +113,13 @@ pgd_err worker_life_create(worker_life **out, const worker_life_opts *opts, pgd_
     w->facts.max_model_len = opts->sizes.max_model_len;
     pgd_err err = check_frames(&opts->sizes, why);
     if (err == PGD_OK)
-        err = find_worker(w->path, opts->cfg, why);
-    if (err == PGD_OK)
-        err = runtime_dir_prepare(w->dir, opts->cfg->runtime_dir, why);
-    if (err == PGD_OK && (err = supervisor_create(&w->sup)) != PGD_OK)
-        (void)pgd_fail(why, err, "out of memory");
+        err = opts->cfg->worker[0] != 0
+                  ? worker_attach_create(&w->host, opts->cfg, why)
+                  : worker_spawn_create(&w->host, opts->cfg, opts->sizes.device, why);
     if (err != PGD_OK) {
         worker_life_destroy(w);
         return err;
     }
-    runtime_dir_sweep(w->dir);
     *out = w;
     return PGD_OK;
 }
@@ -146,7 +129,8 @@ void worker_life_destroy(worker_life *w)
     if (w == NULL)
         return;
     worker_link_close(w->link);
-    supervisor_destroy(w->sup);
+    if (w->host != NULL)
+        w->host->vtbl->destroy(w->host);
     mem_free(w->scratch.data);
     mem_free(w);
 }
@@ -167,7 +151,7 @@ static void lose(worker_life *w, restart_reason reason, const char *fmt, ...)
     w->ping_is_out = false;
     w->closed_mark = 0;
     w->state = WORKER_LIFE_DYING;
-    supervisor_kill(w->sup);
+    w->host->vtbl->kill(w->host);
 }
 
 static void give_up(worker_life *w, const char *why)
@@ -182,13 +166,24 @@ static void describe_end(worker_life *w, char *out, size_t cap)
     if (w->is_fatal)
         snprintf(out, cap, "%s", w->reason_text);
     else if (w->reason == RESTART_EXIT || w->reason == RESTART_SIGNAL)
-        snprintf(out, cap, "worker %s: %s", w->reason_text, supervisor_get_epitaph(w->sup));
+        snprintf(out, cap, "worker %s: %s", w->reason_text, w->host->vtbl->get_epitaph(w->host));
     else
         snprintf(out, cap, "worker %s%s", w->reason_text,
-                 w->reason == RESTART_ERROR ? "" : supervisor_get_last_words(w->sup));
+                 w->reason == RESTART_ERROR ? "" : w->host->vtbl->get_last_words(w->host));
 }
 
-/* The process is gone and reaped. */
+/* Nobody was met, so nothing was lost: try again later. Told once, not at every try. */
+static void wait_longer(worker_life *w)
+{
+    if (strcmp(w->refusal, w->reason_text) != 0)
+        log_warn("core", "the worker at %s %s; trying again", w->host->url, w->reason_text);
+    snprintf(w->refusal, sizeof w->refusal, "%s", w->reason_text);
+    w->backoff_mark = w->awake_us + (MIN_REFUSED_US << PGD_MIN(w->n_refusals, MAX_DOUBLINGS));
+    w->n_refusals++;
+    w->state = WORKER_LIFE_BACKOFF;
+}
+
+/* The life has ended for good. */
 static void bury(worker_life *w)
 {
     char text[2048];
@@ -197,7 +192,11 @@ static void bury(worker_life *w)
     restart_policy *restarts = &w->facts.restarts;
     worker_link_close(w->link);
     w->link = NULL;
-    if (w->reason == RESTART_EXIT && supervisor_get_signal(w->sup) != 0)
+    if (!w->is_met && !w->is_fatal && w->host->may_be_absent) {
+        wait_longer(w);
+        return;
+    }
+    if (w->reason == RESTART_EXIT && w->host->vtbl->get_signal(w->host) != 0)
         w->reason = RESTART_SIGNAL;
     describe_end(w, text, sizeof text);
     poison_verdict verdict = w->opts.on_lost(w->opts.arg, text);
@@ -219,38 +218,6 @@ static void bury(worker_life *w)
 
 /* --- start ------------------------------------------------------------------------------------ */
 
-static pgd_err spawn(worker_life *w, pgd_why *why)
-{
-    char line[256];
-    char hex[2 * CONTROL_TOKEN_BYTES + 1];
-    wire_limits limits = frame_limits(&w->opts.sizes);
-    worker_link_opts link_opts = {.dir = w->dir,
-                                  .worker_epoch = w->epoch,
-                                  .max_recv_bytes =
-                                      step_result_max_frame_bytes(&limits) + MAX_CONTROL_BYTES,
-                                  .wake_fd = w->opts.wake_fd};
-    if (getrandom(w->token, sizeof w->token, 0) != (ssize_t)sizeof w->token)
-        return pgd_fail(why, PGD_EIO, "no random numbers from the system");
-    for (size_t i = 0; i < sizeof w->token; i++)
-        snprintf(hex + 2 * i, 3, "%02x", w->token[i]);
-    /* Once more for each life: whatever cleans /tmp may have taken it away. */
-    PGD_TRY(runtime_dir_prepare(w->dir, w->opts.cfg->runtime_dir, why));
-    PGD_TRY(worker_link_open(&w->link, &link_opts, why));
-    snprintf(line, sizeof line, "token=%s epoch=%" PRIu32 " engine_pid=%ld max_frame_bytes=%zu\n",
-             hex, w->epoch, (long)getpid(), scheduler_output_max_frame_bytes(&limits));
-    const char *argv[] = {w->path,
-                          "--connect",
-                          worker_link_get_url(w->link),
-                          "--device",
-                          w->opts.sizes.device,
-                          "--rank",
-                          "0",
-                          "--log-level",
-                          w->opts.cfg->log_level[0] != 0 ? w->opts.cfg->log_level : "info",
-                          NULL};
-    return supervisor_start(w->sup, w->path, argv, line, why);
-}
-
 static void start(worker_life *w)
 {
     pgd_why why = {0};
@@ -260,9 +227,18 @@ static void start(worker_life *w)
     w->closed_mark = 0;
     w->facts.load_done_bytes = 0;
     w->facts.load_total_bytes = 0;
-    pgd_err err = spawn(w, &why);
+    w->is_challenged = false;
+    w->is_met = false;
+    wire_limits limits = frame_limits(&w->opts.sizes);
+    worker_link_opts link = {.worker_epoch = w->epoch,
+                             .max_recv_bytes =
+                                 step_result_max_frame_bytes(&limits) + MAX_CONTROL_BYTES,
+                             .wake_fd = w->opts.wake_fd};
+    if (w->host->may_be_absent && w->n_refusals == 0)
+        log_info("core", "waiting for the worker at %s", w->host->url);
+    pgd_err err = w->host->vtbl->start(w->host, &w->link, &link, &why);
     if (err == PGD_OK) {
-        log_debug("core", "worker pid=%ld epoch=%u url=%s", (long)supervisor_get_pid(w->sup),
+        log_debug("core", "worker pid=%lld epoch=%u url=%s", (long long)worker_life_get_pid(w),
                   w->epoch, worker_link_get_url(w->link));
         return;
     }
@@ -285,6 +261,24 @@ static pgd_err send_or_lose(worker_life *w, wire_type type, const wire_record *r
     return err;
 }
 
+static pgd_err take_challenge(worker_life *w, const worker_frame *f, pgd_why *why)
+{
+    challenge_msg m;
+    attach_msg attach = {0};
+    wire_limits limits = frame_limits(&w->opts.sizes);
+    size_t max_frame = PGD_MAX(scheduler_output_max_frame_bytes(&limits), MAX_CONTROL_BYTES);
+    PGD_TRY(control_decode_challenge(&m, f->data, f->n_bytes, why));
+    w->terms = (attach_terms){.worker_epoch = w->epoch, .max_frame_bytes = (uint32_t)max_frame};
+    PGD_TRY(attach_draw_nonce(w->terms.engine_nonce, why));
+    memcpy(w->terms.worker_nonce, m.nonce, sizeof m.nonce);
+    memcpy(attach.nonce, w->terms.engine_nonce, sizeof attach.nonce);
+    attach.max_frame_bytes = w->terms.max_frame_bytes;
+    PGD_TRY(attach_prove(attach.proof, &w->host->key, ATTACH_ENGINE, &w->terms));
+    w->is_challenged = true;
+    (void)!send_or_lose(w, WIRE_ATTACH, &control_attach_record, &attach);
+    return PGD_OK;
+}
+
 static pgd_err take_hello(worker_life *w, const worker_frame *f, pgd_why *why)
 {
     hello_msg m;
@@ -292,12 +286,14 @@ static pgd_err take_hello(worker_life *w, const worker_frame *f, pgd_why *why)
     const core_sizes *z = &w->opts.sizes;
     const config *cfg = w->opts.cfg;
     PGD_TRY(control_decode_hello(&m, f->data, f->n_bytes, why));
-    if (memcmp(m.token, w->token, sizeof m.token) != 0)
-        return pgd_fail(why, PGD_EPROTO,
-                        "hello: expected the token given at spawn, got another one");
+    PGD_TRY(attach_check(m.proof, &w->host->key, ATTACH_WORKER, &w->terms, why));
+    w->is_met = true;
+    w->n_refusals = 0;
+    w->refusal[0] = 0;
     if (m.protocol_version != WIRE_VERSION || strcmp(m.device, z->device) != 0)
         return pgd_fail(why, PGD_EPROTO, "hello: expected protocol %d and device %s, got %u and %s",
                         WIRE_VERSION, z->device, m.protocol_version, m.device);
+    w->facts.pid = m.pid;
     snprintf(w->facts.device_name, sizeof w->facts.device_name, "%s", m.device_name);
     w->facts.spawn_us = w->awake_us - w->start_mark;
     snprintf(load.model_path, sizeof load.model_path, "%s",
@@ -385,8 +381,8 @@ static pgd_err take_kv_ready(worker_life *w, const worker_frame *f, pgd_why *why
     w->state = WORKER_LIFE_READY;
     w->was_ready = true;
     w->ready_mark = w->awake_us;
-    log_info("core", "worker ready pid=%ld device=\"%s\" spawn=%.3fs load=%.3fs ready=%.3fs",
-             (long)supervisor_get_pid(w->sup), w->facts.device_name,
+    log_info("core", "worker ready pid=%llu device=\"%s\" spawn=%.3fs load=%.3fs ready=%.3fs",
+             (unsigned long long)w->facts.pid, w->facts.device_name,
              (double)w->facts.spawn_us / 1e6, (double)w->facts.load_us / 1e6,
              (double)(w->awake_us - w->start_mark) / 1e6);
     return PGD_OK;
@@ -455,7 +451,9 @@ static pgd_err take_frame(worker_life *w, const worker_frame *f, pgd_why *why)
 {
     if (f->type == WIRE_ERROR)
         return take_error(w, f, why);
-    if (f->type == WIRE_HELLO && w->state == WORKER_LIFE_STARTING)
+    if (f->type == WIRE_CHALLENGE && w->state == WORKER_LIFE_STARTING && !w->is_challenged)
+        return take_challenge(w, f, why);
+    if (f->type == WIRE_HELLO && w->state == WORKER_LIFE_STARTING && w->is_challenged)
         return take_hello(w, f, why);
     if ((f->type == WIRE_HEARTBEAT || f->type == WIRE_PONG) && w->state != WORKER_LIFE_STARTING)
         return take_heartbeat(w, f, why);
@@ -483,6 +481,8 @@ static void take_or_lose(worker_life *w, const worker_frame *f)
     pgd_err err = take_frame(w, f, &why);
     if (w->is_fatal && w->facts.fatal_err == PGD_OK)
         w->facts.fatal_err = err;
+    if (err != PGD_OK && f->type != WIRE_ERROR)
+        tell_refusal(w, err, pgd_why_text(&why, err));
     if (err != PGD_OK && w->state != WORKER_LIFE_DYING)
         lose(w, f->type == WIRE_ERROR ? RESTART_ERROR : RESTART_PROTOCOL,
              w->is_fatal ? "%s" : "failed: %s", pgd_why_text(&why, err));
@@ -536,11 +536,21 @@ static void watch_idle(worker_life *w, uint64_t stall_us)
     }
 }
 
+static bool is_absent(const worker_life *w)
+{
+    return w->state == WORKER_LIFE_STARTING && w->host->may_be_absent &&
+           !worker_link_is_up(w->link);
+}
+
 static void watch(worker_life *w)
 {
     uint64_t stall_us = (uint64_t)w->opts.cfg->worker_stall_timeout_s * 1000000;
     uint64_t step_us = (uint64_t)w->opts.cfg->step_timeout_s * 1000000;
     uint64_t now = w->awake_us;
+    if (is_absent(w)) {
+        w->start_mark = w->heard_mark = now;
+        return;
+    }
     if (w->state == WORKER_LIFE_STARTING) {
         if (now - w->start_mark > STARTING_US)
             lose(w, RESTART_START, "did not say hello within %u s", STARTING_US / 1000000);
@@ -584,18 +594,19 @@ void worker_life_turn(worker_life *w)
     if (w->last_turn_us != 0)
         w->awake_us += PGD_MIN(now - w->last_turn_us, MAX_TURN_US);
     w->last_turn_us = now;
-    bool is_gone = supervisor_poll(w->sup);
+    bool is_gone = w->host->vtbl->poll(w->host);
     if (w->link != NULL)
         drain_frames(w);
     if (has_process(w)) {
         if (is_gone)
-            lose(w, RESTART_EXIT, "died");
+            lose(w, w->host->gone_reason, "%s",
+                 w->is_challenged ? w->host->gone : w->host->gone_early);
         else if (worker_link_is_lost(w->link))
             watch_closed(w);
         else
             watch(w);
     }
-    if (w->state == WORKER_LIFE_DYING && supervisor_poll(w->sup))
+    if (w->state == WORKER_LIFE_DYING && w->host->vtbl->poll(w->host))
         bury(w);
     if (w->state == WORKER_LIFE_NONE ||
         (w->state == WORKER_LIFE_BACKOFF && w->awake_us >= w->backoff_mark))
@@ -620,8 +631,8 @@ bool worker_life_send_step(worker_life *w, const scheduler_output *out)
 
 int worker_life_get_fds(const worker_life *w, int fds[WORKER_LIFE_MAX_FDS])
 {
-    static_assert(WORKER_LIFE_MAX_FDS >= SUPERVISOR_MAX_FDS, "room for its descriptors");
-    return supervisor_get_fds(w->sup, fds);
+    static_assert(WORKER_LIFE_MAX_FDS >= WORKER_HOST_MAX_FDS, "room for its descriptors");
+    return w->host->vtbl->get_fds(w->host, fds);
 }
 
 int worker_life_timeout_ms(const worker_life *w)
@@ -648,29 +659,40 @@ const worker_facts *worker_life_get_facts(const worker_life *w)
     return &w->facts;
 }
 
-const char *worker_life_get_reason(const worker_life *w)
+bool worker_life_is_waiting(const worker_life *w)
 {
-    return w->reason_text;
+    return w->host->may_be_absent && !w->is_met && w->state <= WORKER_LIFE_BACKOFF;
+}
+
+void worker_life_describe_wait(const worker_life *w, char *out, size_t cap)
+{
+    out[0] = 0;
+    if (worker_life_is_waiting(w))
+        snprintf(out, cap, "waiting for the worker at %s%s%s", w->host->url,
+                 w->refusal[0] != 0 ? "; at the last try it " : "", w->refusal);
+    else if (w->state == WORKER_LIFE_DYING)
+        snprintf(out, cap, "%s", w->reason_text);
 }
 
 int64_t worker_life_get_pid(const worker_life *w)
 {
-    return (int64_t)supervisor_get_pid(w->sup);
+    return w->host->vtbl->get_pid(w->host);
 }
 
 void worker_life_stop(worker_life *w)
 {
-    bool asked = has_process(w) && w->link != NULL &&
+    const worker_host_vtbl *host = w->host->vtbl;
+    bool asked = has_process(w) && w->state != WORKER_LIFE_STARTING &&
                  worker_link_send(w->link, WIRE_SHUTDOWN, NULL, NULL) == PGD_OK;
     uint64_t end_us = clock_now_us() + (asked ? EXIT_WAIT_MS * 1000u : 0);
-    while (!supervisor_poll(w->sup)) {
-        int fds[SUPERVISOR_MAX_FDS];
-        struct pollfd p[SUPERVISOR_MAX_FDS];
-        int n = supervisor_get_fds(w->sup, fds);
+    while (!host->poll(w->host)) {
+        int fds[WORKER_HOST_MAX_FDS];
+        struct pollfd p[WORKER_HOST_MAX_FDS];
+        int n = host->get_fds(w->host, fds);
         for (int i = 0; i < n; i++)
             p[i] = (struct pollfd){.fd = fds[i], .events = POLLIN};
         if (clock_now_us() >= end_us)
-            supervisor_kill(w->sup);
+            host->kill(w->host);
         (void)poll(p, (nfds_t)n, 20);
     }
     /* Dead by now, so that nothing more comes into the socket. */

@@ -1,4 +1,4 @@
-/* One worker, life after life: spawn, hello, load, KV configuration, steps, death, restart.
+/* One worker, life after life: start or find it, hello, load, KV configuration, steps, death, again.
  *
  *   STARTING ──hello──► LOADING ──load_done──► PREPARING ──kv_ready──► READY
  *      ▲       any of them: exit, lost pipe, bad message, stall
@@ -7,10 +7,15 @@
  *                         └──reaped──► FAILED   when restarting cannot help, or when the
  *                                               restart_policy has seen enough
  *
+ * Where lives come from is a worker_host's matter: a child process, or a worker at the URL
+ * --worker. The latter is waited for in STARTING, without limit, and one that does not come as far
+ * as a good hello (it serves another engine, or its token differs) is tried again after 0.5 to 8 s;
+ * neither counts as a death. One that said hello and is lost does, as a child does: its host will
+ * start it again, but not for ever one that never acknowledges a step.
  * Nothing blocks except worker_life_stop. The caller polls the descriptors and calls
  * worker_life_turn. Clocks run on time awake: a turn that comes late (this process was stopped)
  * counts as MAX_TURN, so that our own sleep is not taken for the worker's.
- * Owns:    supervisor, link, decode buffers
+ * Owns:    host, link, decode buffers
  * Thread:  core
  */
 #ifndef ENGINE_CORE_WORKER_LIFE_H
@@ -49,6 +54,7 @@ typedef struct worker_facts {
     uint64_t load_total_bytes;
     uint64_t spawn_us; /* from start to hello, of the last life */
     uint64_t load_us;
+    uint64_t pid; /* on its host, as it says */
     restart_policy restarts;
     pgd_err fatal_err; /* of a fault that no restart mends; PGD_OK when given up after restarts */
     char device_name[256];
@@ -85,8 +91,11 @@ int worker_life_timeout_ms(const worker_life *w);
 worker_life_state worker_life_get_state(const worker_life *w);
 /* Borrow until destroy. */
 const worker_facts *worker_life_get_facts(const worker_life *w);
-/* Why the worker that is DYING is given up; borrow until the next turn. */
-const char *worker_life_get_reason(const worker_life *w);
+/* No worker is there yet that knows us, and none was lost: it is for the operator to start it. */
+bool worker_life_is_waiting(const worker_life *w);
+/* What a request would have to wait for now: such a worker, or the end of one that is DYING and why
+ * it is given up; else "". */
+void worker_life_describe_wait(const worker_life *w, char *out, size_t cap);
 /* 0 when there is no process. */
 int64_t worker_life_get_pid(const worker_life *w);
 /* False when the worker turned out to be stalled or gone: the step is lost, on_lost will follow.

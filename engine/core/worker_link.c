@@ -1,5 +1,5 @@
-/* pair0 over ipc. What NNG decides for us: framing, reconnects (unused: a lost pipe ends the
- * incarnation), its own threads.
+/* pair0. What NNG decides for us: framing, dialing again until there is a first connection (never
+ * after it: a lost pipe ends the incarnation), its own threads.
  *
  * A send queue of SEND_QUEUE frames is more than two steps and the control frames of a start, so a
  * full queue means that the worker has stopped reading. nng_sendmsg takes the message only on
@@ -29,14 +29,17 @@
 #include "common/mem.h"
 #include "common/thread.h"
 
-#define SEND_QUEUE   16
-#define RECV_QUEUE   16
-#define CLOSE_WAIT_S 2
-#define MAX_DROPPED  64 /* frames of another life in one call */
+#define SEND_QUEUE    16
+#define RECV_QUEUE    16
+#define CLOSE_WAIT_S  2
+#define MAX_DROPPED   64  /* frames of another life in one call */
+#define REDIAL_MS     100 /* at first; doubled up to the next */
+#define MAX_REDIAL_MS 1000
 
 struct worker_link {
     nng_socket sock;
     bool sock_is_open;
+    bool is_dialer;
     nng_aio *aio;
     bool is_armed;        /* aio has a receive that has not been taken */
     atomic_bool is_ended; /* and it has ended */
@@ -45,8 +48,10 @@ struct worker_link {
     nng_msg *last;
     nng_msg *held[WORKER_LINK_MAX_HELD]; /* oldest first */
     int32_t n_held;
+    atomic_int pipe_id; /* of the one connection; 0 before it */
+    atomic_bool is_up;
     atomic_bool is_lost;
-    char url[128];
+    char url[300];
 };
 
 static void wake(const worker_link *l)
@@ -56,13 +61,25 @@ static void wake(const worker_link *l)
     (void)n; /* full means that a wake-up is pending already */
 }
 
-static void on_pipe_gone(nng_pipe pipe, nng_pipe_ev ev, void *arg)
+static void on_pipe(nng_pipe pipe, nng_pipe_ev ev, void *arg)
 {
     worker_link *l = arg;
-    (void)pipe;
-    (void)ev;
-    atomic_store(&l->is_lost, true);
+    int none = 0;
+    int id = nng_pipe_id(pipe);
+    if (ev == NNG_PIPE_EV_ADD_PRE && !atomic_compare_exchange_strong(&l->pipe_id, &none, id))
+        (void)nng_pipe_close(pipe);
+    if (ev == NNG_PIPE_EV_ADD_PRE || id != atomic_load(&l->pipe_id))
+        return;
+    atomic_store(ev == NNG_PIPE_EV_ADD_POST ? &l->is_up : &l->is_lost, true);
     wake(l);
+}
+
+static int watch_pipes(worker_link *l, nng_pipe_cb fn)
+{
+    int rv = nng_pipe_notify(l->sock, NNG_PIPE_EV_ADD_PRE, fn, l);
+    if (rv == 0)
+        rv = nng_pipe_notify(l->sock, NNG_PIPE_EV_ADD_POST, fn, l);
+    return rv != 0 ? rv : nng_pipe_notify(l->sock, NNG_PIPE_EV_REM_POST, fn, l);
 }
 
 static void on_receive_ended(void *arg)
@@ -94,9 +111,13 @@ static pgd_err open_socket(worker_link *l, const worker_link_opts *opts, pgd_why
     if ((rv = nng_socket_set_int(l->sock, NNG_OPT_SENDBUF, SEND_QUEUE)) != 0 ||
         (rv = nng_socket_set_int(l->sock, NNG_OPT_RECVBUF, RECV_QUEUE)) != 0 ||
         (rv = nng_socket_set_size(l->sock, NNG_OPT_RECVMAXSZ, opts->max_recv_bytes)) != 0 ||
-        (rv = nng_pipe_notify(l->sock, NNG_PIPE_EV_REM_POST, on_pipe_gone, l)) != 0)
+        (rv = nng_socket_set_ms(l->sock, NNG_OPT_RECONNMINT, REDIAL_MS)) != 0 ||
+        (rv = nng_socket_set_ms(l->sock, NNG_OPT_RECONNMAXT, MAX_REDIAL_MS)) != 0 ||
+        (rv = watch_pipes(l, on_pipe)) != 0)
         return fail_nng(why, "set options", rv);
-    if ((rv = nng_listen(l->sock, l->url, NULL, 0)) != 0)
+    rv = opts->dial != NULL ? nng_dial(l->sock, l->url, NULL, NNG_FLAG_NONBLOCK)
+                            : nng_listen(l->sock, l->url, NULL, 0);
+    if (rv != 0)
         return fail_nng(why, l->url, rv);
     if ((rv = nng_aio_alloc(&l->aio, on_receive_ended, l)) != 0)
         return fail_nng(why, "receive", rv);
@@ -119,10 +140,14 @@ pgd_err worker_link_open(worker_link **out, const worker_link_opts *opts, pgd_wh
         return pgd_fail(why, PGD_ENOMEM, "worker link: out of memory");
     l->worker_epoch = opts->worker_epoch;
     l->wake_fd = opts->wake_fd;
+    l->is_dialer = opts->dial != NULL;
     if (getrandom(&tag, sizeof tag, 0) != (ssize_t)sizeof tag)
         tag = (uint32_t)getpid();
-    snprintf(l->url, sizeof l->url, "ipc://%s/worker-%ld-%u-%08x.sock", opts->dir, (long)getpid(),
-             opts->worker_epoch, tag);
+    if (opts->dial != NULL)
+        snprintf(l->url, sizeof l->url, "%s", opts->dial);
+    else
+        snprintf(l->url, sizeof l->url, "ipc://%s/worker-%ld-%u-%08x.sock", opts->dir,
+                 (long)getpid(), opts->worker_epoch, tag);
     pgd_err err = open_socket(l, opts, why);
     if (err != PGD_OK) {
         worker_link_close(l);
@@ -143,7 +168,6 @@ static void close_socket(void *arg)
 static void close_bounded(nng_socket sock)
 {
     nng_socket *arg = mem_alloc(sizeof *arg);
-    (void)nng_pipe_notify(sock, NNG_PIPE_EV_REM_POST, NULL, NULL); /* its argument goes away now */
     if (arg == NULL)
         return;
     *arg = sock;
@@ -166,8 +190,10 @@ void worker_link_close(worker_link *l)
     if (l->sock_is_open) {
         while (nng_recvmsg(l->sock, &l->last, NNG_FLAG_NONBLOCK) == 0)
             drop_last(l);
+        (void)watch_pipes(l, NULL); /* their argument goes away now */
         close_bounded(l->sock);
-        (void)unlink(l->url + strlen("ipc://")); /* NNG does it too, where it still can */
+        if (!l->is_dialer)
+            (void)unlink(l->url + strlen("ipc://")); /* NNG does it too, where it still can */
     }
     nng_aio_free(l->aio);
     mem_free(l);
@@ -176,6 +202,11 @@ void worker_link_close(worker_link *l)
 const char *worker_link_get_url(const worker_link *l)
 {
     return l->url;
+}
+
+bool worker_link_is_up(const worker_link *l)
+{
+    return atomic_load(&l->is_up);
 }
 
 bool worker_link_is_lost(const worker_link *l)
@@ -205,7 +236,7 @@ static pgd_err describe_last(const worker_link *l, worker_frame *out, pgd_why *w
     out->n_bytes = nng_msg_len(l->last);
     PGD_TRY(wire_decode_header(&h, out->data, out->n_bytes, why));
     out->type = h.type;
-    return h.worker_epoch == l->worker_epoch ? PGD_OK : PGD_EAGAIN;
+    return h.worker_epoch == l->worker_epoch || h.type == WIRE_CHALLENGE ? PGD_OK : PGD_EAGAIN;
 }
 
 /* The next message into last, or an NNG error; NNG_EAGAIN leaves a receive armed. */

@@ -35,14 +35,36 @@ static void test_control_hello(void **state)
     m.protocol_version = WIRE_VERSION;
     m.rank = 3;
     m.pid = 123456;
-    for (int i = 0; i < CONTROL_TOKEN_BYTES; i++)
-        m.token[i] = (uint8_t)(250 + i);
+    for (int i = 0; i < CONTROL_PROOF_BYTES; i++)
+        m.proof[i] = (uint8_t)(250 + i);
     snprintf(m.version, sizeof m.version, "0.1.0");
     snprintf(m.device, sizeof m.device, "cpu");
     snprintf(m.device_name, sizeof m.device_name, "a processor, 2 threads");
     m.memory_total_bytes = 1ull << 40;
     m.memory_free_bytes = UINT64_MAX;
     check_hello(&m);
+}
+
+static void test_control_attach(void **state)
+{
+    (void)state;
+    ZEROED(challenge_msg, challenge);
+    memset(challenge.nonce, 0x5a, sizeof challenge.nonce);
+    check_challenge(&challenge);
+    ZEROED(attach_msg, m);
+    memset(m.nonce, 0xa5, sizeof m.nonce);
+    memset(m.proof, 0xff, sizeof m.proof);
+    m.max_frame_bytes = INT32_MAX;
+    check_attach(&m);
+    static const uint32_t refused[] = {0, CONTROL_MIN_FRAME_BYTES - 1, (uint32_t)INT32_MAX + 1,
+                                       UINT32_MAX};
+    for (size_t i = 0; i < PGD_ARRAY_LEN(refused); i++) {
+        attach_msg out;
+        m.max_frame_bytes = refused[i];
+        frame f = frame_encode(WIRE_ATTACH, &control_attach_record, &m);
+        assert_int_equal(control_decode_attach(&out, f.data, f.n_bytes, NULL), PGD_EPROTO);
+        free(f.data);
+    }
 }
 
 static void test_control_load(void **state)
@@ -125,7 +147,7 @@ static void test_control_refuses(void **state)
     assert_string_equal(why.text, "frame: expected message hello, got error");
     f.data[4] = WIRE_VERSION + 1;
     assert_int_equal(control_decode_error(&out, f.data, f.n_bytes, &why), PGD_EUNSUPPORTED);
-    assert_non_null(strstr(why.text, "expected protocol version 1, got 2"));
+    assert_non_null(strstr(why.text, "expected protocol version 2, got 3"));
     free(f.data);
 }
 
@@ -146,7 +168,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_control_hello), cmocka_unit_test(test_control_load),
         cmocka_unit_test(test_control_small), cmocka_unit_test(test_control_refuses),
-        cmocka_unit_test(test_control_pong),
+        cmocka_unit_test(test_control_pong),  cmocka_unit_test(test_control_attach),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

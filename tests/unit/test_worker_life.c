@@ -22,7 +22,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "engine/core/worker_life.h"
-#include "worker/engine_link.h"
+#include "worker/handshake.h"
 
 /* --- the worker ------------------------------------------------------------------------------- */
 
@@ -31,6 +31,7 @@ typedef struct fake {
     const char *url;
     engine_link *link;
     uint32_t epoch; /* counts the lives, from 1 */
+    attach_key key;
     hello_msg hello;
 } fake;
 
@@ -50,27 +51,29 @@ static engine_frame hear(const fake *f)
 
 static void read_spawn_line(fake *f)
 {
-    char hex[2 * CONTROL_TOKEN_BYTES + 1];
-    if (scanf("token=%32[0-9a-f] epoch=%u", hex, &f->epoch) != 2)
+    char hex[2 * ATTACH_MIN_KEY_BYTES + 1];
+    if (scanf("key=%64[0-9a-f]", hex) != 1)
         exit(4);
-    for (size_t i = 0; i < CONTROL_TOKEN_BYTES; i++) {
+    f->key.n_bytes = ATTACH_MIN_KEY_BYTES;
+    for (size_t i = 0; i < ATTACH_MIN_KEY_BYTES; i++) {
         unsigned byte;
         (void)sscanf(hex + 2 * i, "%2x", &byte);
-        f->hello.token[i] = (uint8_t)byte;
+        f->key.data[i] = (uint8_t)byte;
     }
 }
 
-/* A hello of another build, which the engine cannot read beyond its header. */
+/* A challenge of another build, which the engine cannot read beyond its header. */
 PGD_NORETURN static void run_other_version(const fake *f)
 {
     nng_socket sock;
     nng_msg *m;
     uint16_t version = WIRE_VERSION + 1;
-    size_t n_bytes = wire_frame_bytes(&control_hello_record, &f->hello);
+    challenge_msg challenge = {0};
+    size_t n_bytes = wire_frame_bytes(&control_challenge_record, &challenge);
     if (nng_pair0_open(&sock) != 0 || nng_dial(sock, f->url, NULL, 0) != 0 ||
         nng_msg_alloc(&m, n_bytes) != 0)
         exit(5);
-    wire_encode(nng_msg_body(m), n_bytes, WIRE_HELLO, f->epoch, &control_hello_record, &f->hello);
+    wire_encode(nng_msg_body(m), n_bytes, WIRE_CHALLENGE, 0, &control_challenge_record, &challenge);
     memcpy((uint8_t *)nng_msg_body(m) + 4, &version, sizeof version);
     if (nng_sendmsg(sock, m, 0) != 0)
         exit(6);
@@ -116,12 +119,17 @@ PGD_NORETURN static void run_fake(const char *url)
     read_spawn_line(&f);
     if (strcmp(f.script, "other version") == 0)
         run_other_version(&f);
-    if (strcmp(f.script, "wrong token") == 0)
-        f.hello.token[0] ^= 1;
-    if (engine_link_open(&f.link, url, f.epoch, 64 << 20, &why) != PGD_OK)
+    if (engine_link_dial(&f.link, url, 64 << 20, &why) != PGD_OK)
         exit(7);
+    pgd_err err = strcmp(f.script, "no challenge") == 0
+                      ? engine_link_adopt(f.link, 1, 64 << 20)
+                      : handshake_run(f.hello.proof, f.link, &f.key, 5000, &why);
+    if (err != PGD_OK)
+        exit(8);
+    if (strcmp(f.script, "wrong proof") == 0)
+        f.hello.proof[0] ^= 1;
     say(&f, WIRE_HELLO, &control_hello_record, &f.hello);
-    (void)hear(&f); /* load */
+    f.epoch = hear(&f).worker_epoch; /* load */
     if (strcmp(f.script, "file is away for a while") == 0 && f.epoch == 2) {
         error_msg gone = {.err = PGD_ENOENT, .is_fatal = 2, .text = "no such file"};
         say(&f, WIRE_ERROR, &control_error_record, &gone);
@@ -287,14 +295,24 @@ static void step_for(rig *r, uint64_t duration_us)
 static rig rig_;
 
 /* Whoever finds the socket cannot pose as the worker. */
-static void test_worker_life_wrong_token(void **state)
+static void test_worker_life_wrong_proof(void **state)
 {
     (void)state;
     rig *r = &rig_;
-    rig_start(r, "wrong token");
+    rig_start(r, "wrong proof");
     TURN_UNTIL(r, r->n_lost == 1);
-    expect_why(r, "expected the token given at spawn");
+    expect_why(r, "expected the proof of the same worker token");
     assert_int_equal(r->n_failed, 0);
+    rig_stop(r);
+}
+
+static void test_worker_life_no_challenge(void **state)
+{
+    (void)state;
+    rig *r = &rig_;
+    rig_start(r, "no challenge");
+    TURN_UNTIL(r, r->n_lost == 1);
+    expect_why(r, "message hello is out of turn");
     rig_stop(r);
 }
 
@@ -415,7 +433,8 @@ int main(int argc, char **argv)
         run_fake(argv[2]);
     log_init("test", LOG_ERROR);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_worker_life_wrong_token),
+        cmocka_unit_test(test_worker_life_wrong_proof),
+        cmocka_unit_test(test_worker_life_no_challenge),
         cmocka_unit_test(test_worker_life_other_version),
         cmocka_unit_test(test_worker_life_model_is_replaced),
         cmocka_unit_test(test_worker_life_file_is_away),

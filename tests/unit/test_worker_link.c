@@ -58,8 +58,9 @@ static engine_link *dial(const worker_link *l, uint32_t epoch)
 {
     engine_link *e;
     pgd_why why = {0};
-    if (engine_link_open(&e, worker_link_get_url(l), epoch, 1 << 20, &why) != PGD_OK)
+    if (engine_link_dial(&e, worker_link_get_url(l), 1 << 20, &why) != PGD_OK)
         fail_msg("%s", why.text);
+    assert_int_equal(engine_link_adopt(e, epoch, 1 << 20), PGD_OK);
     return e;
 }
 
@@ -305,7 +306,7 @@ static void test_worker_link_no_engine(void **state)
     (void)state;
     engine_link *e;
     pgd_why why = {0};
-    assert_int_equal(engine_link_open(&e, "ipc:///tmp/paged-test-nobody.sock", 1, 1024, &why),
+    assert_int_equal(engine_link_dial(&e, "ipc:///tmp/paged-test-nobody.sock", 1024, &why),
                      PGD_EIO);
     assert_non_null(
         strstr(why.text, "cannot reach the engine at ipc:///tmp/paged-test-nobody.sock"));
