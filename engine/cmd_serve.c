@@ -30,7 +30,6 @@
 typedef struct daemon_state {
     uv_loop_t loop;
     config cfg;
-    http_server *server;
     http_api api;
     uv_signal_t sigterm;
     uv_signal_t sigint;
@@ -67,7 +66,7 @@ static void close_everything(daemon_state *d)
     d->closing = true;
     engine_stop(d->api.engine); /* ends whatever still runs: clients get their answer or error
                                    queued before the close */
-    http_server_close(d->server, on_server_closed, d);
+    http_server_close(d->api.server, on_server_closed, d);
 }
 
 static void begin_drain(daemon_state *d)
@@ -79,7 +78,7 @@ static void begin_drain(daemon_state *d)
     service_status_stopping(&d->service, (uint64_t)d->cfg.shutdown_timeout_s);
     log_info("serve", "draining requests=%d limit_s=%lld; a second signal ends at once",
              engine_n_generations(d->api.engine), (long long)d->cfg.shutdown_timeout_s);
-    http_server_drain(d->server);
+    http_server_drain(d->api.server);
     engine_drain(d->api.engine, (uint32_t)d->cfg.shutdown_timeout_s);
 }
 
@@ -93,7 +92,7 @@ static pgd_err reload(daemon_state *d, pgd_why *why)
     int32_t n_keys;
     log_level level;
     PGD_TRY(config_load(&cfg, d->argc, d->argv, NULL, words, &n_words, why));
-    PGD_TRY(http_server_load_keys(d->server, &cfg, &n_keys, why));
+    PGD_TRY(http_server_load_keys(d->api.server, &cfg, &n_keys, why));
     if (log_level_parse(&level, cfg.log_level))
         log_set_level(level);
     log_info("serve", "reloaded n_keys=%d log_level=%s; other options change at the next start",
@@ -132,12 +131,12 @@ static void on_ready(daemon_state *d)
     engine_get_stats(d->api.engine, &s);
     log_info("serve",
              "ready model=%s url=%s max_model_len=%d kv_blocks=%d start_s=%.2f restarts=%" PRIu64,
-             engine_model_name(d->api.engine), http_server_address(d->server), s.max_model_len,
+             engine_model_name(d->api.engine), http_server_address(d->api.server), s.max_model_len,
              s.n_kv_blocks, (double)(clock_now_us() - d->api.started_us) * 1e-6,
              s.n_worker_restarts);
-    http_server_accept_inherited(d->server);
+    http_server_accept_inherited(d->api.server);
     service_status_ready(&d->service, engine_model_name(d->api.engine),
-                         http_server_address(d->server));
+                         http_server_address(d->api.server));
 }
 
 static void on_state(void *arg, core_state state)
@@ -174,20 +173,12 @@ static void on_tick(uv_timer_t *timer)
     daemon_state *d = timer->data;
     core_stats s;
     engine_get_stats(d->api.engine, &s);
-    d->api.n_connections = http_server_n_connections(d->server);
     if (s.state == CORE_LOADING || s.state == CORE_STARTING) {
         progress_show(&d->progress, "loading", s.load_done_bytes, s.load_total_bytes);
         service_status_loading(&d->service, &s);
     } else if (s.state == CORE_READY && d->service.is_ready) {
         service_status_serving(&d->service, &s, clock_now_us());
     }
-}
-
-static void on_request(void *arg, http_conn *conn, const http_request *req)
-{
-    daemon_state *d = arg;
-    d->api.n_connections = http_server_n_connections(d->server);
-    http_api_handle(&d->api, conn, req);
 }
 
 static void start_signal(daemon_state *d, uv_signal_t *handle, uv_signal_cb fn, int signum)
@@ -209,12 +200,12 @@ static int fail_start(daemon_state *d, pgd_err err, const pgd_why *why)
     log_error("serve", "%s", pgd_why_text(why, err));
     if (d->api.engine != NULL)
         engine_stop(d->api.engine);
-    if (d->server != NULL)
-        http_server_close(d->server, NULL, NULL);
+    if (d->api.server != NULL)
+        http_server_close(d->api.server, NULL, NULL);
     close_handle((uv_handle_t *)&d->sighup);
     finish_loop(d);
     engine_destroy(d->api.engine);
-    http_server_destroy(d->server);
+    http_server_destroy(d->api.server);
     return command_exit_status(err);
 }
 
@@ -243,6 +234,7 @@ int cmd_serve(int argc, char **argv)
     pgd_why why = {0};
     d.api.started_us = clock_now_us();
     d.api.started_s = clock_wall_s();
+    http_metrics_init(&d.api.metrics);
     d.argc = argc;
     d.argv = argv;
     if (argc > MAX_WORDS) {
@@ -263,11 +255,12 @@ int cmd_serve(int argc, char **argv)
     if (uv_loop_init(&d.loop) != 0)
         return EXIT_STATUS_SYSTEM;
     start_signal(&d, &d.sighup, on_reload, SIGHUP); /* early: the default is to die of it */
-    pgd_err err = http_server_create(&d.server, &d.loop, &d.cfg, on_request, &d, &why);
+    pgd_err err = http_server_create(&d.api.server, &d.loop, &d.cfg, http_api_handle,
+                                     http_api_answered, &d.api, &why);
     if (err == PGD_OK)
         err = engine_create(&d.api.engine, &d.loop, &d.cfg, &why);
     if (err == PGD_OK)
-        err = http_server_start(d.server, &why);
+        err = http_server_start(d.api.server, &why);
     if (err != PGD_OK)
         return fail_start(&d, err, &why);
     start_signal(&d, &d.sigterm, on_signal, SIGTERM);
@@ -284,7 +277,7 @@ int cmd_serve(int argc, char **argv)
     }
     finish_loop(&d);
     engine_destroy(d.api.engine);
-    http_server_destroy(d.server);
+    http_server_destroy(d.api.server);
     log_info("serve", "stopped status=%d", d.exit_status);
     return d.exit_status;
 }

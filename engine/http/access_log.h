@@ -18,7 +18,8 @@ typedef struct access_entry {
     const char *method;
     const char *path;
     int status;
-    uint64_t n_bytes; /* of the answer, header and framing included, as far as it was sent */
+    uint64_t n_body_bytes; /* of the request */
+    uint64_t n_bytes;      /* of the answer, header and framing included, as far as it was sent */
     uint64_t duration_us;
     int64_t n_prompt_tokens; /* -1 = not a completion */
     int64_t n_output_tokens;

@@ -115,9 +115,8 @@ static void on_disconnect(void *arg)
 }
 
 /* The answer is complete: the connection is not ours any more. */
-static void let_go(completion *c, int status)
+static void let_go(completion *c)
 {
-    c->api->n_responses[status / 100]++;
     c->answered = true;
     release_conn(c);
     cancel_all(c);
@@ -140,10 +139,10 @@ static void respond_error(completion *c, int status, const char *param, const ch
         strbuf_deinit(&b);
         if (!alive)
             return;
-        let_go(c, status);
+        let_go(c);
         http_conn_stream_end(conn);
     } else {
-        let_go(c, status);
+        let_go(c);
         http_error_respond_code(conn, status, param, code, message);
     }
 }
@@ -189,7 +188,7 @@ static void finish_stream(completion *c)
     if (failed) {
         http_conn_close(conn);
     } else if (alive) {
-        let_go(c, 200);
+        let_go(c);
         http_conn_stream_end(conn);
     }
 }
@@ -212,7 +211,7 @@ static void finish_whole(completion *c)
     if (b.failed) {
         respond_error(c, 503, NULL, NULL, "out of memory for the answer");
     } else {
-        let_go(c, 200);
+        let_go(c);
         http_conn_respond(conn, 200, "application/json", NULL, b.data, b.n_bytes);
     }
     strbuf_deinit(&b);
@@ -508,13 +507,11 @@ static bool check_ready(http_api *api, http_conn *conn)
                engine_get_config(api->engine)->max_queued_requests) {
         /* Told before the body is looked at: an overload must not cost parsing and tokenizing. */
         api->n_refused_queue++;
-        api->n_responses[4]++;
         http_error_respond(conn, 429, NULL, "%s", queue_full_text);
         return false;
     } else {
         return true;
     }
-    api->n_responses[5]++;
     return false;
 }
 

@@ -17,7 +17,8 @@
 #include "engine/process_info.h"
 
 typedef struct scrape {
-    http_api api;
+    const http_api *api;
+    http_counters http;
     core_stats core;
     engine_metrics requests;
     process_info process;
@@ -28,6 +29,11 @@ typedef struct scrape {
     double usage;
     double n_blocks_used;
     double n_blocks_free;
+    double n_connections;
+    double n_text_jobs;
+    double n_rejections;
+    double n_request_bytes;
+    double n_answer_bytes;
 } scrape;
 
 typedef struct page {
@@ -94,15 +100,6 @@ static void samples_source(page *p)
     sample(p, "source", "local_cache", (double)p->s->core.scheduler.n_prefix_hit_tokens);
 }
 
-static void samples_completions(page *p)
-{
-    static const char *const classes[] = {[2] = "2xx", [4] = "4xx", [5] = "5xx"};
-    for (size_t i = 2; i < PGD_ARRAY_LEN(classes); i++) {
-        if (classes[i] != NULL)
-            sample(p, "status", classes[i], (double)p->s->api.n_responses[i]);
-    }
-}
-
 static void samples_cache_config(page *p)
 {
     strbuf_appendf(&p->b,
@@ -128,6 +125,53 @@ static void samples_restarts(page *p)
     for (restart_reason r = 0; r < RESTART_N_REASONS; r++)
         sample(p, "reason", restart_policy_reason_name(r),
                (double)p->s->core.n_restarts_by_reason[r]);
+}
+
+static const char *route_name(int route_idx)
+{
+    const char *path = http_api_route_path(route_idx);
+    return path != NULL ? path : "other";
+}
+
+/* Of the many combinations only those that happened. */
+static void samples_http(page *p)
+{
+    const http_metrics *m = &p->s->api->metrics;
+    for (int r = 0; r < HTTP_METRICS_MAX_ROUTES; r++) {
+        for (int i = 0; i < HTTP_METRICS_MAX_METHODS * HTTP_METRICS_MAX_STATUSES; i++) {
+            int method = i / HTTP_METRICS_MAX_STATUSES;
+            int status = i % HTTP_METRICS_MAX_STATUSES;
+            uint64_t n = m->n_answers[r][method][status];
+            if (n > 0)
+                strbuf_appendf(&p->b,
+                               "%s{%s,handler=\"%s\",method=\"%s\",status=\"%d\"} %" PRIu64 "\n",
+                               p->name, p->labels, route_name(r), http_metrics_method(method),
+                               http_status_at(status), n);
+        }
+    }
+}
+
+static void samples_durations(page *p)
+{
+    char labels[sizeof(p->labels) + 64];
+    for (int r = 0; r < HTTP_METRICS_MAX_ROUTES; r++) {
+        const histogram *h = &p->s->api->metrics.duration_s[r];
+        snprintf(labels, sizeof(labels), "%s,handler=\"%s\"", p->labels, route_name(r));
+        if (histogram_count(h) > 0)
+            histogram_append(h, &p->b, p->name, labels, p->low, p->high);
+    }
+}
+
+static void samples_dropped(page *p)
+{
+    sample(p, "reason", "slow", (double)p->s->http.n_slow_dropped);
+    sample(p, "reason", "stalled", (double)p->s->http.n_stalled_dropped);
+}
+
+static void samples_timeouts(page *p)
+{
+    sample(p, "timeout", "header", (double)p->s->http.n_header_timeouts);
+    sample(p, "timeout", "request", (double)p->s->http.n_request_timeouts);
 }
 
 static void samples_build(page *p)
@@ -168,7 +212,7 @@ static const family families[] = {
      "Waiting requests: for a place in the batch or in the cache, or until a worker is ready."},
     {"request_success_total", COUNTER, EACH(samples_finished), BOTH,
      "Finished requests by reason; a stop string counts as stop."},
-    {"admission_rejections_total", COUNTER, U64, AT(api.n_refused_queue), NULL, PAGED,
+    {"admission_rejections_total", COUNTER, OWN(n_rejections), PAGED,
      "Requests answered 429: the queue was full (max_queued_requests)."},
     {"corrupted_requests_total", COUNTER, U64, AT(requests.n_nan_logits), NULL, PAGED,
      "Requests ended because the model's values were not numbers."},
@@ -240,13 +284,26 @@ static const family families[] = {
     {"steps_total", COUNTER, U64, AT(core.n_steps), NULL, PAGED,
      "Steps the worker has acknowledged."},
     {"limit", GAUGE, EACH(samples_limits), PAGED, "Bounds that this server keeps, by option."},
-    {"completions_total", COUNTER, EACH(samples_completions), PAGED,
-     "Answered completion requests by class of status."},
-    {"http_requests_total", COUNTER, U64, AT(api.n_requests), NULL, PAGED,
-     "HTTP requests on all paths."},
-    {"http_connections", GAUGE, I32, AT(api.n_connections), NULL, PAGED,
-     "Open client connections."},
-    {"text_jobs", GAUGE, I32, AT(api.n_text_jobs), NULL, PAGED,
+    {"http_requests_total", COUNTER, EACH(samples_http), PAGED,
+     "HTTP requests by path, method and status; 499: the client left before the answer began."},
+    {"http_request_duration_seconds", HISTOGRAM, EACH(samples_durations), PAGED,
+     "From the first byte of a request to the end of its answer."},
+    {"http_request_size_bytes_total", COUNTER, OWN(n_request_bytes), PAGED,
+     "Bytes of request bodies."},
+    {"http_response_size_bytes_total", COUNTER, OWN(n_answer_bytes), PAGED,
+     "Bytes of answers, as far as they were sent."},
+    {"http_connections", GAUGE, OWN(n_connections), PAGED, "Open client connections."},
+    {"http_connections_total", COUNTER, U64, AT(http.n_accepted), NULL, PAGED,
+     "Client connections accepted, refused ones included."},
+    {"http_connections_refused_total", COUNTER, U64, AT(http.n_refused), NULL, PAGED,
+     "Client connections refused (max_connections)."},
+    {"http_clients_dropped_total", COUNTER, EACH(samples_dropped), PAGED,
+     "Clients that took their answer too slowly (max_output_buffer_bytes) or not at all "
+     "(idle_timeout_s)."},
+    {"http_timeouts_total", COUNTER, EACH(samples_timeouts), PAGED,
+     "Requests that did not arrive in time (header_timeout_s) or were not answered in time "
+     "(request_timeout_s)."},
+    {"text_jobs", GAUGE, OWN(n_text_jobs), PAGED,
      "Requests to /tokenize and /detokenize that wait or run."},
 };
 
@@ -286,11 +343,11 @@ static void append_family(page *p, const family *f, const char *prefix)
     snprintf(p->name, sizeof(p->name), "%s%s", prefix, f->name);
     strbuf_appendf(&p->b, "# HELP %s %s\n# TYPE %s %s\n", p->name, f->help, p->name,
                    types[f->type]);
-    if (f->type == HISTOGRAM)
+    if (f->value == SAMPLES)
+        f->samples(p);
+    else if (f->type == HISTOGRAM)
         histogram_append((const histogram *)(const void *)((const char *)p->s + f->at), &p->b,
                          p->name, p->labels, p->low, p->high);
-    else if (f->value == SAMPLES)
-        f->samples(p);
     else
         strbuf_appendf(&p->b, "%s{%s} %.17g\n", p->name, p->labels, read_value(p->s, f));
 }
@@ -316,7 +373,13 @@ static void append_families(page *p)
 static void take_scrape(scrape *s, http_api *api)
 {
     scheduler_stats *k = &s->core.scheduler;
-    s->api = *api;
+    s->api = api;
+    s->http = *http_server_get_counters(api->server);
+    s->n_connections = http_server_n_connections(api->server);
+    s->n_text_jobs = api->n_text_jobs;
+    s->n_rejections = (double)api->n_refused_queue;
+    s->n_request_bytes = (double)api->metrics.n_request_bytes;
+    s->n_answer_bytes = (double)api->metrics.n_answer_bytes;
     s->cfg = engine_get_config(api->engine);
     s->requests = *engine_get_metrics(api->engine);
     engine_get_stats(api->engine, &s->core);

@@ -4,6 +4,7 @@
  * table. */
 #include "engine/http/http_api.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -38,6 +39,21 @@ static bool matches(const route *r, const char *path)
     return strncmp(r->path, path, n_fixed) == 0 && path[n_fixed] != '\0';
 }
 
+const char *http_api_route_path(int route_idx)
+{
+    return route_idx < (int)PGD_ARRAY_LEN(routes) ? routes[route_idx].path : NULL;
+}
+
+void http_api_answered(void *arg, const access_entry *entry)
+{
+    static_assert(PGD_ARRAY_LEN(routes) < HTTP_METRICS_MAX_ROUTES, "the last one is for others");
+    http_api *api = arg;
+    int idx = 0;
+    while (idx < (int)PGD_ARRAY_LEN(routes) && !matches(&routes[idx], entry->path))
+        idx++;
+    http_metrics_note(&api->metrics, idx, entry);
+}
+
 static void respond_no_path(http_conn *conn, const char *path)
 {
     char list[512] = "";
@@ -51,7 +67,6 @@ static void respond_no_path(http_conn *conn, const char *path)
 void http_api_handle(void *arg, http_conn *conn, const http_request *req)
 {
     http_api *api = arg;
-    api->n_requests++;
     if (strcmp(req->method, "OPTIONS") == 0 && strcmp(req->path, "*") == 0) {
         http_conn_respond(conn, 204, NULL, "Allow: GET, HEAD, POST, OPTIONS\r\n", NULL, 0);
         return;

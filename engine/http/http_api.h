@@ -7,23 +7,28 @@
 
 #include "engine/engine.h"
 #include "engine/http/http_conn.h"
+#include "engine/http/http_metrics.h"
+#include "engine/http/http_server.h"
 
 /* What handlers share. */
 typedef struct http_api {
     engine *engine;
+    http_server *server;
     bool draining;
-    int64_t started_s;       /* wall clock */
-    uint64_t started_us;     /* monotonic */
-    uint64_t n_requests;     /* of all routes */
-    uint64_t n_responses[6]; /* by hundreds of the status of completions: [2] = 2xx ... */
+    int64_t started_s;   /* wall clock */
+    uint64_t started_us; /* monotonic */
     uint64_t n_refused_queue;
-    int32_t n_connections;
     int32_t n_text_jobs; /* texts and ids being translated on the pool */
     size_t n_text_bytes; /* of those */
+    http_metrics metrics;
 } http_api;
 
 /* An http_handler_fn with arg = http_api *. */
 void http_api_handle(void *arg, http_conn *conn, const http_request *req);
+/* An http_answered_fn with arg = http_api *. */
+void http_api_answered(void *arg, const access_entry *entry);
+/* Path of a route as OpenAPI writes it ("/v1/models/{model}"), NULL behind the last. */
+const char *http_api_route_path(int route_idx);
 
 /* api_completions.c */
 void api_completions_handle(http_api *api, http_conn *conn, const http_request *req);

@@ -357,19 +357,21 @@ static uint64_t sent_bytes(const http_conn *c)
 /* The answer has ended: whole, or because the client left before it was out. */
 static void tell_end(http_conn *c, bool left_early)
 {
-    if (!c->host->cfg->access_log)
-        return;
-    access_log_write(&(access_entry){
+    access_entry entry = {
         .id = c->id[0] != '\0' ? c->id : "-",
         .method = c->request.method != NULL ? c->request.method : "-",
         .path = c->request.path != NULL ? c->request.path : "-",
         .status = c->status != 0 ? c->status : ACCESS_LOG_LEFT,
+        .n_body_bytes = c->request.n_body_bytes,
         .n_bytes = sent_bytes(c),
         .duration_us = clock_now_us() - c->arrived_us,
         .n_prompt_tokens = c->n_prompt_tokens,
         .n_output_tokens = c->n_output_tokens,
         .left_early = left_early,
-    });
+    };
+    c->host->on_answered(c->host->arg, &entry);
+    if (c->host->cfg->access_log)
+        access_log_write(&entry);
 }
 
 void http_conn_close(http_conn *c)
@@ -408,6 +410,7 @@ static void check_output(http_conn *c, uint64_t now_us)
         return;
     log_info("http", "client took nothing of its answer for %lld s: dropped with %zu unsent bytes",
              (long long)c->host->cfg->idle_timeout_s, unsent);
+    c->host->counters.n_stalled_dropped++;
     http_conn_close(c);
 }
 
@@ -418,6 +421,7 @@ static void check_deadline(http_conn *c, uint64_t now_us)
         return;
     void (*fn)(void *) = c->deadline_fn;
     c->deadline_fn = NULL;
+    c->host->counters.n_request_timeouts++;
     fn(c->deadline_arg);
 }
 
@@ -439,6 +443,7 @@ void http_conn_check_time(http_conn *c, uint64_t now_us)
     if (c->has_bytes) {
         c->phase = PHASE_ANSWERING;
         c->keep_alive = false;
+        c->host->counters.n_header_timeouts++;
         http_error_respond(c, 408, NULL,
                            "the request did not arrive within %llu s (header_timeout_s)",
                            (unsigned long long)limit_s);
@@ -832,6 +837,7 @@ bool http_conn_stream_write(http_conn *c, const void *data, size_t n_bytes)
         log_info("http",
                  "client reads too slowly: dropped with %zu unsent bytes (max_output_buffer_bytes)",
                  unsent_bytes(c));
+        c->host->counters.n_slow_dropped++;
         http_conn_close(c);
     }
     if (c->phase == PHASE_CLOSING)

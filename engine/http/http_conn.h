@@ -22,6 +22,7 @@
 #include "common/err.h"
 #include "common/list.h"
 #include "config/config.h"
+#include "engine/http/access_log.h"
 #include "engine/http/http_auth.h"
 
 #define HTTP_CONN_ID_BYTES 129 /* of a request id, with its NUL */
@@ -37,6 +38,16 @@ typedef struct http_request {
     bool is_head;
 } http_request;
 
+/* Counted since the start. */
+typedef struct http_counters {
+    uint64_t n_accepted;
+    uint64_t n_refused;         /* over max_connections */
+    uint64_t n_slow_dropped;    /* over max_output_buffer_bytes */
+    uint64_t n_stalled_dropped; /* took nothing for idle_timeout */
+    uint64_t n_header_timeouts;
+    uint64_t n_request_timeouts;
+} http_counters;
+
 /* What a connection needs of its server. */
 typedef struct http_conn_host {
     const config *cfg;
@@ -44,10 +55,13 @@ typedef struct http_conn_host {
     void (*on_request)(void *arg, http_conn *conn, const http_request *req);
     void (*on_closed)(
         void *arg,
-        http_conn *conn);         /* the connection is gone; its memory is freed after this call */
+        http_conn *conn); /* the connection is gone; its memory is freed after this call */
+    /* An answer has ended, whole or because the client left; borrow for the call. */
+    void (*on_answered)(void *arg, const access_entry *entry);
     void (*on_output)(void *arg); /* outputs is empty no more: flush before the loop sleeps */
     void *arg;
     const http_auth *auth;
+    http_counters counters;
     uint64_t next_id;   /* request ids are made of this; starts at random */
     bool draining;      /* set by the server: answers say Connection: close */
     char *read_buf;     /* [HTTP_CONN_READ_BYTES], shared: a read is used up before the next one */

@@ -26,6 +26,7 @@ static const status_row rows[] = {
     {501, "Not Implemented", "not_implemented_error"},
     {503, "Service Unavailable", "unavailable_error"},
     {504, "Gateway Timeout", "timeout_error"},
+    {499, "Client Closed Request", ""}, /* never sent: the client left before an answer began */
     {505, "HTTP Version Not Supported", "invalid_request_error"},
 };
 
@@ -36,6 +37,16 @@ static const status_row *find_row(int status)
             return &rows[i];
     }
     PGD_PANIC("HTTP status %d has no row", status);
+}
+
+int http_status_idx(int status)
+{
+    return (int)(find_row(status) - rows);
+}
+
+int http_status_at(int idx)
+{
+    return idx < (int)PGD_ARRAY_LEN(rows) ? rows[idx].status : -1;
 }
 
 const char *http_status_text(int status)

@@ -9,6 +9,9 @@
 #include "engine/http/http_conn.h"
 
 const char *http_status_text(int status);
+/* Statuses in a row from 0 on, for arrays; http_status_at gives -1 behind the last. */
+int http_status_idx(int status);
+int http_status_at(int idx);
 
 /* Appends the object {"error": ...}. param may be NULL; code NULL = the status as a number. */
 void http_error_append(strbuf *out, int status, const char *param, const char *code,

@@ -53,6 +53,7 @@ typedef struct listener {
 struct http_server {
     http_conn_host host;
     http_handler_fn handler;
+    http_answered_fn answered;
     void *handler_arg;
     http_auth *auth;
     listener listeners[MAX_LISTENERS];
@@ -76,6 +77,12 @@ static void on_conn_request(void *arg, http_conn *conn, const http_request *req)
 {
     http_server *s = arg;
     s->handler(s->handler_arg, conn, req);
+}
+
+static void on_conn_answered(void *arg, const access_entry *entry)
+{
+    http_server *s = arg;
+    s->answered(s->handler_arg, entry);
 }
 
 static void check_all_closed(http_server *s)
@@ -129,8 +136,10 @@ static void on_connection(uv_stream_t *stream, int status)
         return;
     }
     list_append(&s->conns, http_conn_node(conn));
+    s->host.counters.n_accepted++;
     int64_t n_over = ++s->n_conns - s->host.cfg->max_connections;
     if (n_over > 0) {
+        s->host.counters.n_refused++;
         uint64_t n;
         if (log_limit_pass(&s->refusals, 5000000, &n))
             log_warn(
@@ -329,7 +338,8 @@ static pgd_err open_listeners(http_server *s, const config *cfg, pgd_why *why)
 }
 
 pgd_err http_server_create(http_server **out, uv_loop_t *loop, const config *cfg,
-                           http_handler_fn handler, void *arg, pgd_why *why)
+                           http_handler_fn handler, http_answered_fn answered, void *arg,
+                           pgd_why *why)
 {
     http_server *s = mem_calloc(1, sizeof(*s));
     char *read_buf = mem_alloc(HTTP_CONN_READ_BYTES);
@@ -345,9 +355,11 @@ pgd_err http_server_create(http_server **out, uv_loop_t *loop, const config *cfg
                                .n_body_bytes = &s->n_body_bytes,
                                .on_request = on_conn_request,
                                .on_closed = on_conn_closed,
+                               .on_answered = on_conn_answered,
                                .on_output = on_conn_output,
                                .arg = s};
     s->handler = handler;
+    s->answered = answered;
     s->handler_arg = arg;
     list_init(&s->conns);
     list_init(&s->outputs);
@@ -461,6 +473,11 @@ void http_server_destroy(http_server *s)
     http_auth_destroy(s->auth);
     mem_free(s->host.read_buf);
     mem_free(s);
+}
+
+const http_counters *http_server_get_counters(const http_server *s)
+{
+    return &s->host.counters;
 }
 
 int32_t http_server_n_connections(const http_server *s)

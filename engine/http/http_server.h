@@ -20,8 +20,12 @@ typedef struct http_server http_server;
 /* Called for each complete request; must answer now or later, exactly once (see http_conn.h). */
 typedef void (*http_handler_fn)(void *arg, http_conn *conn, const http_request *req);
 
+/* Called when an answer has ended; of each request exactly once, refused ones included. */
+typedef void (*http_answered_fn)(void *arg, const access_entry *entry);
+
 PGD_MUST_USE pgd_err http_server_create(http_server **out, uv_loop_t *loop, const config *cfg,
-                                        http_handler_fn handler, void *arg, pgd_why *why);
+                                        http_handler_fn handler, http_answered_fn answered,
+                                        void *arg, pgd_why *why);
 PGD_MUST_USE pgd_err http_server_start(http_server *s, pgd_why *why);
 /* Begins to accept on sockets of systemd; does nothing without them or when called again. */
 void http_server_accept_inherited(http_server *s);
@@ -36,5 +40,7 @@ void http_server_drain(http_server *s);
 void http_server_close(http_server *s, void (*on_closed)(void *arg), void *arg);
 void http_server_destroy(http_server *s);
 int32_t http_server_n_connections(const http_server *s);
+/* Borrow until destroy. */
+const http_counters *http_server_get_counters(const http_server *s);
 
 #endif

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -243,6 +244,43 @@ def test_worker_and_process_series(daemons):
     assert v["process_open_fds"] == pytest.approx(len(os.listdir(f"/proc/{d.process.pid}/fd")), abs=3)
     assert v["process_start_time_seconds"] == pytest.approx(time.time() - v["paged_uptime_seconds"], abs=2 * SLOW)
     assert v["paged_limit{limit=max_queued_requests}"] == 512
+
+
+def test_http_series(daemons):
+    d = daemons("--device", "sim", "--max-connections", "3", "--max-output-buffer-bytes", "4096", "--sim-step-us", "100")
+    d.complete([1, 2, 3], max_tokens=3)
+    d.request("POST", "/v1/completions", {"prompt": 7})
+    d.request("GET", "/v1/models/a/b?x=1")
+    d.request("BREW", "/nowhere" * 10)
+    d.request("HEAD", "/health")
+    with socket.create_connection(("127.0.0.1", d.port)) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        body = json.dumps({"prompt": [5], "max_tokens": 2000, "n": 8, "stream": True, "ignore_eos": True, "temperature": 1, "logprobs": 5})
+        slow.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        end = time.monotonic() + 20 * SLOW
+        while values(d)["paged_http_clients_dropped_total{reason=slow}"] == 0:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    held = [socket.create_connection(("127.0.0.1", d.port)) for _ in range(3)]
+    with socket.create_connection(("127.0.0.1", d.port)) as refused:
+        assert b"503" in refused.recv(4096)
+    for s in held:
+        s.close()
+    d.idle()
+    v = values(d)
+    assert {k[len("paged_http_requests_total{"):-1]: n for k, n in v.items() if k.startswith("paged_http_requests_total") and "/metrics" not in k} == {
+        "handler=/v1/completions,method=POST,status=200": 2,
+        "handler=/v1/completions,method=POST,status=400": 1,
+        "handler=/v1/models/{model},method=GET,status=404": 1,
+        "handler=/health,method=HEAD,status=200": 1,
+        "handler=other,method=other,status=400": 1,
+        "handler=other,method=other,status=503": 1,
+    }
+    assert v["paged_http_request_duration_seconds_count{handler=/v1/completions}"] == 3
+    assert v["paged_http_connections_refused_total"] == 1 and v["paged_http_connections"] == 1
+    assert v["paged_http_connections_total"] >= 10
+    assert v["paged_http_timeouts_total{timeout=header}"] == 0
+    assert v["paged_http_request_size_bytes_total"] > 100 and v["paged_http_response_size_bytes_total"] > 5000
 
 
 def dashboard_expressions():
