@@ -109,8 +109,8 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.c.o $(LIBS_ALL_A)
 	@mkdir -p $(@D)
 	$(call say,LD)$(CC) $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(LIBS_ALL_A) -Wl,--end-group -lcmocka $(LIBS_ENGINE)
 
-# This one starts real workers.
-$(BUILD)/tests/unit/test_core_loop: | $(BUILD)/bin/paged-worker
+# These start real workers.
+$(BUILD)/tests/unit/test_core_loop $(BUILD)/tests/unit/test_core_loop_beat: | $(BUILD)/bin/paged-worker
 
 # T=name narrows to tests whose file begins with test_name.
 test-unit: $(if $(T),$(foreach b,$(UNIT_BIN),$(if $(filter test_$(T)%,$(notdir $b)),$b)),$(UNIT_BIN))
@@ -147,6 +147,8 @@ install: all
 	install -D -m 644 config/grafana-dashboard.json $(DESTDIR)$(PREFIX)/share/paged/grafana-dashboard.json
 	install -D -m 644 config/paged.service $(DESTDIR)$(PREFIX)/lib/systemd/system/paged.service
 	sed -i 's|/usr/local/|$(PREFIX)/|' $(DESTDIR)$(PREFIX)/lib/systemd/system/paged.service
+	install -D -m 644 config/paged.socket $(DESTDIR)$(PREFIX)/lib/systemd/system/paged.socket
+	install -D -m 644 config/paged.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/paged.conf
 	install -D -m 644 config/models/paged-tiny.gguf $(DESTDIR)$(PREFIX)/share/paged/models/paged-tiny.gguf
 
 clean:

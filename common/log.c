@@ -12,6 +12,7 @@
 
 #include <poll.h>
 #include <strings.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/clock.h"
@@ -24,16 +25,34 @@ static const char *const level_names[] = {"error", "warn", "info", "debug", "tra
 /* syslog priorities: err, warning, info, debug, debug */
 static const int level_priorities[] = {3, 4, 6, 7, 7};
 
+/* The variable alone says little: a terminal may be opened, or stderr redirected, below a service
+ * that has it. "DEVICE:INODE" must be that of stderr. */
+static bool stderr_is_journal(void)
+{
+    const char *stream = getenv("JOURNAL_STREAM");
+    struct stat st;
+    uintmax_t device, inode;
+    int used = 0;
+    return stream != NULL && fstat(STDERR_FILENO, &st) == 0 &&
+           sscanf(stream, "%ju:%ju%n", &device, &inode, &used) == 2 && stream[used] == '\0' &&
+           device == (uintmax_t)st.st_dev && inode == (uintmax_t)st.st_ino;
+}
+
 void log_init(const char *role, log_level level)
 {
     snprintf(sink_role, sizeof(sink_role), "%s", role);
-    sink_is_journal = getenv("JOURNAL_STREAM") != NULL;
+    sink_is_journal = stderr_is_journal();
     log_set_level(level);
 }
 
 void log_set_level(log_level level)
 {
     atomic_store_explicit(&sink_level, (int)level, memory_order_relaxed);
+}
+
+bool log_is_journal(void)
+{
+    return sink_is_journal;
 }
 
 bool log_enabled(log_level level)

@@ -1,8 +1,8 @@
 /* Leveled log lines on stderr: one write() per line, "component key=value ...".
  *
  * Levels: error (someone must act), warn (degraded), info (life cycle), debug (per step), trace
- * (per token). User text is never logged below trace. Under journald (JOURNAL_STREAM set) lines
- * carry a <N> priority prefix and no time.
+ * (per token). User text is never logged below trace. When stderr is the journal (JOURNAL_STREAM
+ * names it) lines carry a <N> priority prefix and no time.
  * Thread:  any; log_init and log_set_level before other threads start, or from one thread
  */
 #ifndef COMMON_LOG_H
@@ -15,6 +15,8 @@ typedef enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG, LOG_TRACE } l
 /* role: "engine", "worker0"; copied. */
 void log_init(const char *role, log_level level);
 void log_set_level(log_level level);
+/* Whether stderr was the journal at log_init. */
+bool log_is_journal(void);
 bool log_enabled(log_level level);
 /* "error", "warn", "info", "debug", "trace" → level; false if the name is unknown. */
 bool log_level_parse(log_level *out, const char *name);

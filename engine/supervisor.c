@@ -16,6 +16,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -78,9 +79,35 @@ void supervisor_destroy(supervisor *s)
 
 /* --- start ------------------------------------------------------------------------------------ */
 
+/* This process's environment, but with a JOURNAL_STREAM that says what is true of the child: its
+ * stderr is a pipe, which leads to the journal if ours does. Caller frees the array; text is the
+ * storage of the changed entry. */
+static char **make_environment(char text[64], int stderr_fd)
+{
+    static const char name[] = "JOURNAL_STREAM=";
+    struct stat st;
+    size_t n = 0;
+    while (environ[n] != NULL)
+        n++;
+    char **out = mem_calloc(n + 2, sizeof(*out));
+    if (out == NULL)
+        return NULL;
+    size_t n_out = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (strncmp(environ[i], name, sizeof(name) - 1) != 0)
+            out[n_out++] = environ[i];
+    }
+    if (log_is_journal() && fstat(stderr_fd, &st) == 0) {
+        snprintf(text, 64, "%s%ju:%ju", name, (uintmax_t)st.st_dev, (uintmax_t)st.st_ino);
+        out[n_out] = text;
+    }
+    return out;
+}
+
 static int spawn(pid_t *pid, const char *path, const char *const argv[], int stdin_fd,
                  int stderr_fd)
 {
+    char journal_stream[64];
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attr;
     sigset_t none;
@@ -92,12 +119,15 @@ static int spawn(pid_t *pid, const char *path, const char *const argv[], int std
         posix_spawn_file_actions_destroy(&actions);
         return rv;
     }
+    char **environment = make_environment(journal_stream, stderr_fd);
+    if (environment == NULL)
+        rv = ENOMEM;
     /* Threads here have every signal blocked and SIGPIPE ignored; the child starts with neither. */
     sigemptyset(&none);
     sigfillset(&defaults);
     sigdelset(&defaults, SIGKILL);
     sigdelset(&defaults, SIGSTOP);
-    if ((rv = posix_spawn_file_actions_adddup2(&actions, stdin_fd, STDIN_FILENO)) == 0 &&
+    if (rv == 0 && (rv = posix_spawn_file_actions_adddup2(&actions, stdin_fd, STDIN_FILENO)) == 0 &&
         (rv = posix_spawn_file_actions_adddup2(&actions, stderr_fd, STDOUT_FILENO)) == 0 &&
         (rv = posix_spawn_file_actions_adddup2(&actions, stderr_fd, STDERR_FILENO)) == 0 &&
 #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 34)
@@ -108,7 +138,8 @@ static int spawn(pid_t *pid, const char *path, const char *const argv[], int std
         (rv = posix_spawnattr_setpgroup(&attr, 0)) == 0 &&
         (rv = posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
                                                   POSIX_SPAWN_SETPGROUP)) == 0)
-        rv = posix_spawn(pid, path, &actions, &attr, (char *const *)(void *)argv, environ);
+        rv = posix_spawn(pid, path, &actions, &attr, (char *const *)(void *)argv, environment);
+    mem_free(environment);
     posix_spawnattr_destroy(&attr);
     posix_spawn_file_actions_destroy(&actions);
     return rv;

@@ -8,11 +8,13 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "common/clock.h"
+#include "common/log.h"
 #include "engine/supervisor.h"
 
 static void start_sh(supervisor *s, const char *script, const char *stdin_text)
@@ -103,6 +105,32 @@ static void test_supervisor_words_that_matter(void **state)
     const char *argv[] = {"/nonexistent", NULL};
     assert_int_equal(supervisor_start(s, argv[0], argv, "", NULL), PGD_ENOENT);
     assert_string_equal(supervisor_get_epitaph(s), "");
+    supervisor_destroy(s);
+}
+
+/* When our stderr is the journal the child's pipe leads there, and its JOURNAL_STREAM says so;
+ * otherwise it has none, whatever ours was. */
+static void test_supervisor_journal(void **state)
+{
+    (void)state;
+    static const char script[] = "test \"$JOURNAL_STREAM\" = \"$(stat -L -c %d:%i /dev/fd/2)\" && "
+                                 "echo same || echo \"other:$JOURNAL_STREAM:\"";
+    supervisor *s;
+    struct stat st;
+    char stream[64];
+    assert_int_equal(supervisor_create(&s), PGD_OK);
+    setenv("JOURNAL_STREAM", "1:2", 1);
+    log_init("test", LOG_ERROR);
+    start_sh(s, script, "");
+    expect(s, "exited with status 0; it said: other::");
+    assert_int_equal(fstat(STDERR_FILENO, &st), 0);
+    snprintf(stream, sizeof(stream), "%ju:%ju", (uintmax_t)st.st_dev, (uintmax_t)st.st_ino);
+    setenv("JOURNAL_STREAM", stream, 1);
+    log_init("test", LOG_ERROR);
+    start_sh(s, script, "");
+    expect(s, "exited with status 0; it said: same");
+    unsetenv("JOURNAL_STREAM");
+    log_init("test", LOG_ERROR);
     supervisor_destroy(s);
 }
 
@@ -225,6 +253,7 @@ int main(void)
         cmocka_unit_test(test_supervisor_status),
         cmocka_unit_test(test_supervisor_lines),
         cmocka_unit_test(test_supervisor_words_that_matter),
+        cmocka_unit_test(test_supervisor_journal),
         cmocka_unit_test(test_supervisor_stdin),
         cmocka_unit_test(test_supervisor_kill_group),
         cmocka_unit_test(test_supervisor_orphans),
