@@ -102,6 +102,19 @@ void strbuf_appendf(strbuf *b, const char *fmt, ...)
     va_end(again);
 }
 
+void strbuf_append_int(strbuf *b, int64_t value)
+{
+    char text[24];
+    size_t at = sizeof(text);
+    uint64_t rest = value < 0 ? -(uint64_t)value : (uint64_t)value;
+    do
+        text[--at] = (char)('0' + rest % 10);
+    while ((rest /= 10) > 0);
+    if (value < 0)
+        text[--at] = '-';
+    strbuf_append(b, text + at, sizeof(text) - at);
+}
+
 void strbuf_append_json(strbuf *b, const char *text, size_t n_bytes)
 {
     strbuf_append_char(b, '"');

@@ -24,6 +24,7 @@ void strbuf_append(strbuf *b, const void *data, size_t n_bytes);
 void strbuf_append_str(strbuf *b, const char *text);
 void strbuf_append_char(strbuf *b, char c);
 void strbuf_appendf(strbuf *b, const char *fmt, ...) PGD_PRINTF(2, 3);
+void strbuf_append_int(strbuf *b, int64_t value);
 /* Appends text as a JSON string with quotes; invalid UTF-8 becomes U+FFFD, one per maximal bad
  * part. */
 void strbuf_append_json(strbuf *b, const char *text, size_t n_bytes);

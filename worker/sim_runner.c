@@ -16,6 +16,8 @@
 #include <string.h>
 #include <time.h>
 
+#include <sys/prctl.h>
+
 #include "common/clock.h"
 #include "common/hash.h"
 #include "common/hash_map.h"
@@ -32,6 +34,7 @@ typedef struct sim_row {
     int32_t n_tokens;
     int32_t n_computed_tokens;
     int32_t n_scheduled_tokens; /* in the step at hand */
+    int32_t batch_idx;          /* where it is in batch, if it is there */
     bool is_failed;   /* answered with an error: a step sent before that was known may follow */
     token_id *tokens; /* [max_model_len + 1] */
     uint64_t *hashes; /* [max_model_len + 1] */
@@ -157,6 +160,12 @@ static pgd_err append_blocks(sim_runner *s, sim_row *row, const block_ids_msg *a
     return PGD_OK;
 }
 
+static void add_to_batch(sim_runner *s, sim_row *row)
+{
+    row->batch_idx = s->n_batch;
+    s->batch[s->n_batch++] = (int32_t)(row - s->rows);
+}
+
 static pgd_err add_new(sim_runner *s, const new_request_msg *n, pgd_why *why)
 {
     if (find_row(s, n->request_id) != NULL)
@@ -192,7 +201,7 @@ static pgd_err add_new(sim_runner *s, const new_request_msg *n, pgd_why *why)
         memcpy(row->stop_ids, n->params.stop_ids,
                (size_t)n->params.n_stop_ids * sizeof *row->stop_ids);
     memset(row->n_blocks, 0, sizeof row->n_blocks);
-    s->batch[s->n_batch++] = idx;
+    add_to_batch(s, row);
     return append_blocks(s, row, &n->blocks, n->n_computed_tokens + n->n_scheduled_tokens, why);
 }
 
@@ -202,10 +211,9 @@ static pgd_err update_cached(sim_runner *s, const cached_request_msg *c, pgd_why
     if (row == NULL)
         return pgd_fail(why, PGD_EPROTO, "sim: request %llu: expected a row, got none",
                         (unsigned long long)c->request_id);
-    for (int32_t i = 0; i < s->n_batch; i++)
-        if (&s->rows[s->batch[i]] == row)
-            return pgd_fail(why, PGD_EPROTO, "sim: request %llu: it is twice in the step",
-                            (unsigned long long)c->request_id);
+    if (row->batch_idx < s->n_batch && &s->rows[s->batch[row->batch_idx]] == row)
+        return pgd_fail(why, PGD_EPROTO, "sim: request %llu: it is twice in the step",
+                        (unsigned long long)c->request_id);
     if (!row->is_failed &&
         (c->n_computed_tokens != row->n_computed_tokens ||
          c->n_computed_tokens + c->n_scheduled_tokens - c->n_draft_tokens > row->n_tokens))
@@ -218,7 +226,7 @@ static pgd_err update_cached(sim_runner *s, const cached_request_msg *c, pgd_why
         return pgd_fail(why, PGD_EUNSUPPORTED, "sim: request %llu: expected no drafts, got %d",
                         (unsigned long long)c->request_id, c->n_draft_tokens);
     row->n_scheduled_tokens = c->n_scheduled_tokens;
-    s->batch[s->n_batch++] = (int32_t)(row - s->rows);
+    add_to_batch(s, row);
     return append_blocks(s, row, &c->new_blocks, c->n_computed_tokens + c->n_scheduled_tokens, why);
 }
 
@@ -295,13 +303,14 @@ static void count_progress(sim_runner *s)
     __atomic_fetch_add(&s->base.progress, 1, __ATOMIC_RELAXED);
 }
 
-static void sleep_us(sim_runner *s, uint64_t n_us)
+/* To a point in time, so that what the step did before does not make it longer. */
+static void sleep_until(sim_runner *s, uint64_t end_us)
 {
-    uint64_t end = clock_now_us() + n_us;
-    for (uint64_t now = clock_now_us(); now < end; now = clock_now_us()) {
-        uint64_t slice = PGD_MIN(end - now, SLICE_US);
-        struct timespec ts = {.tv_sec = 0, .tv_nsec = (long)slice * 1000};
-        nanosleep(&ts, NULL);
+    for (uint64_t now = clock_now_us(); now < end_us; now = clock_now_us()) {
+        uint64_t wake_us = PGD_MIN(end_us, now + SLICE_US);
+        struct timespec ts = {.tv_sec = (time_t)(wake_us / 1000000),
+                              .tv_nsec = (long)(wake_us % 1000000) * 1000};
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL);
         count_progress(s);
     }
 }
@@ -399,8 +408,8 @@ static pgd_err sim_step(step_runner *base, const scheduler_output *in, step_resu
     for (int32_t i = 0; i < s->n_batch; i++)
         PGD_TRY(check_kv(s, &s->rows[s->batch[i]], in->step_id, why));
     if (s->n_batch > 0)
-        sleep_us(s, s->load.sim_step_us +
-                        (uint64_t)s->load.sim_token_us * (uint64_t)in->total_scheduled_tokens);
+        sleep_until(s, start_us + s->load.sim_step_us +
+                           (uint64_t)s->load.sim_token_us * (uint64_t)in->total_scheduled_tokens);
     for (int32_t i = 0; i < s->n_batch; i++) {
         sim_row *row = &s->rows[s->batch[i]];
         finish_row(s, row, apply_faults(s, row), out);
@@ -549,6 +558,7 @@ pgd_err sim_runner_create(step_runner **out, pgd_why *why)
     if (s == NULL)
         return pgd_fail(why, PGD_ENOMEM, "sim: out of memory");
     s->base.vtbl = &VTBL;
+    (void)prctl(PR_SET_TIMERSLACK, 1); /* of 50 us by default: much, for a step of 1 ms */
     pgd_err err = parse_faults(s, getenv("PAGED_SIM_FAULTS"), why);
     if (err != PGD_OK) {
         mem_free(s);

@@ -49,6 +49,8 @@ struct completion {
     uint64_t arrival_us;
     int64_t created_s;
     char id[HTTP_CONN_ID_BYTES + 8];
+    strbuf chunk_head; /* what every chunk of a stream begins with */
+    strbuf chunk;      /* the one being written */
     bool streaming;
     bool answered;
 };
@@ -64,6 +66,8 @@ static void free_if_unused(completion *c)
             mem_free(c->params.prompts[i].ids);
     }
     mem_free(c->choices);
+    strbuf_deinit(&c->chunk_head);
+    strbuf_deinit(&c->chunk);
     completion_params_deinit(&c->params);
     mem_free(c);
 }
@@ -219,19 +223,16 @@ static void finish_whole(completion *c)
 
 static void stream_choice(completion *c, choice *ch)
 {
-    strbuf b;
-    strbuf_init(&b);
-    strbuf_append_str(&b, "data: ");
-    append_head(&b, c);
-    strbuf_append_str(&b, ",\"choices\":[");
-    completion_render_append_choice(&b, &ch->render, ch->idx);
-    strbuf_append_str(&b, c->params.include_usage ? "],\"usage\":null}\n\n" : "]}\n\n");
+    strbuf *b = &c->chunk;
+    strbuf_reset(b);
+    strbuf_append(b, c->chunk_head.data, c->chunk_head.n_bytes);
+    completion_render_append_choice(b, &ch->render, ch->idx);
+    strbuf_append_str(b, c->params.include_usage ? "],\"usage\":null}\n\n" : "]}\n\n");
     completion_render_reset(&ch->render);
-    if (b.failed)
+    if (b->failed || c->chunk_head.failed)
         http_conn_close(c->conn); /* calls on_disconnect */
     else
-        (void)!http_conn_stream_write(c->conn, b.data, b.n_bytes);
-    strbuf_deinit(&b);
+        (void)!http_conn_stream_write(c->conn, b->data, b->n_bytes);
 }
 
 static void note_chunk(choice *ch, const generation *g)
@@ -415,6 +416,9 @@ static void begin(completion *c)
     }
     if (c->params.stream) {
         c->streaming = true;
+        strbuf_append_str(&c->chunk_head, "data: ");
+        append_head(&c->chunk_head, c);
+        strbuf_append_str(&c->chunk_head, ",\"choices\":[");
         http_conn_stream_begin(c->conn, 200, "text/event-stream; charset=utf-8",
                                "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n");
     }

@@ -76,7 +76,7 @@ static void add_logprobs(completion_render *r, const generation_token *t)
     comma(&r->lp_values);
     strbuf_appendf(&r->lp_values, "%.7g", json_logprob(t->logprobs[0].logprob));
     comma(&r->lp_offsets);
-    strbuf_appendf(&r->lp_offsets, "%d", r->n_text_chars);
+    strbuf_append_int(&r->lp_offsets, r->n_text_chars);
     r->n_text_chars += count_chars(piece, n);
     comma(&r->lp_tops);
     strbuf_append_char(&r->lp_tops, '{');
@@ -106,7 +106,7 @@ void completion_render_add_token(completion_render *r, const generation_token *t
 {
     if (r->wants_ids) {
         comma(&r->ids);
-        strbuf_appendf(&r->ids, "%d", t->id);
+        strbuf_append_int(&r->ids, t->id);
     }
     if (r->wants_logprobs && t->n_logprobs > 0)
         add_logprobs(r, t);
@@ -145,7 +145,7 @@ static void append_stop_reason(strbuf *b, const completion_render *r)
     if (r->stop_string != NULL)
         strbuf_append_json(b, r->stop_string, r->n_stop_string_bytes);
     else if (r->stop_token >= 0)
-        strbuf_appendf(b, "%d", r->stop_token);
+        strbuf_append_int(b, r->stop_token);
     else
         strbuf_append_str(b, "null");
 }
@@ -154,7 +154,9 @@ void completion_render_append_choice(strbuf *b, const completion_render *r, int3
 {
     b->failed = b->failed || r->text.failed || r->ids.failed || r->lp_tokens.failed ||
                 r->lp_values.failed || r->lp_tops.failed || r->lp_offsets.failed;
-    strbuf_appendf(b, "{\"index\":%d,\"text\":", idx);
+    strbuf_append_str(b, "{\"index\":");
+    strbuf_append_int(b, idx);
+    strbuf_append_str(b, ",\"text\":");
     strbuf_append_json(b, r->text.data != NULL ? r->text.data : "", r->text.n_bytes);
     strbuf_append_char(b, ',');
     append_logprobs(b, r);
