@@ -22,6 +22,8 @@ int cmd_serve(int argc, char **argv);
 int cmd_run(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 void cmd_bench_help(FILE *out, int argc, char **argv);
+int cmd_status(int argc, char **argv);
+void cmd_status_help(FILE *out, int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_config(int argc, char **argv);
 

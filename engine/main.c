@@ -22,6 +22,8 @@ static const command commands[] = {
     {"run", cmd_run, "one completion on the terminal: paged run --model PATH -p PROMPT"},
     {"bench", cmd_bench, "measure: paged bench latency|throughput|serve --model PATH",
      cmd_bench_help},
+    {"status", cmd_status,
+     "what a running server does: requests, tokens per second, caches, workers", cmd_status_help},
     {"inspect", cmd_inspect, "tell what a model file holds and whether this build runs it"},
     {"config", cmd_config, "check the configuration; --dump prints all of it, annotated"},
 };

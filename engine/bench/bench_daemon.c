@@ -67,18 +67,19 @@ bool bench_daemon_is_alive(bench_daemon *d)
 /* The last bytes of the log from a line's beginning, into out. */
 static void read_tail(const bench_daemon *d, char *out, size_t cap)
 {
-    char *text;
-    size_t n;
-    out[0] = '\0';
-    if (file_read(&text, &n, d->log_path, MAX_LOG_BYTES, NULL) != PGD_OK)
-        return;
-    while (n > 0 && text[n - 1] == '\n')
-        text[--n] = '\0';
-    const char *tail = n >= cap ? text + n - cap + 1 : text;
-    if (tail != text && strchr(tail, '\n') != NULL)
-        tail = strchr(tail, '\n') + 1;
-    snprintf(out, cap, "%s", tail);
-    mem_free(text);
+    int fd = open(d->log_path, O_RDONLY | O_CLOEXEC);
+    off_t size = fd >= 0 ? lseek(fd, 0, SEEK_END) : 0;
+    off_t from = size > (off_t)(cap - 1) ? size - (off_t)(cap - 1) : 0;
+    ssize_t n = fd >= 0 ? pread(fd, out, cap - 1, from) : 0;
+    if (fd >= 0)
+        close(fd);
+    n = PGD_MAX(n, 0);
+    while (n > 0 && out[n - 1] == '\n')
+        n--;
+    out[n] = '\0';
+    char *newline = from > 0 ? strchr(out, '\n') : NULL;
+    if (newline != NULL)
+        memmove(out, newline + 1, strlen(newline));
 }
 
 /* "... ready model=NAME url=URL max_model_len=..." */

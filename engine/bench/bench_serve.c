@@ -14,15 +14,13 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-#include "common/file.h"
 #include "common/json.h"
-#include "common/mem.h"
 #include "engine/bench/bench_daemon.h"
 #include "engine/bench/bench_report.h"
 #include "engine/bench/bench_serve_opts.h"
 #include "engine/bench/proc_cpu.h"
 #include "engine/commands.h"
+#include "engine/http/client_key.h"
 
 #define EXIT_SOME_FAILED  1
 #define MAX_MODELS_BYTES  (1u << 20)
@@ -334,28 +332,14 @@ static void watch(bench *b, uv_signal_t *handle, int signum)
     uv_unref((uv_handle_t *)handle);
 }
 
-static bool read_key(bench *b)
+static bool read_key(bench *b, const char *configured)
 {
-    char *text;
-    size_t n;
     pgd_why why = {0};
-    if (b->opts.api_key_file == NULL)
+    const char *path = b->opts.api_key_file != NULL ? b->opts.api_key_file : configured;
+    if (client_key_header(b->headers, path, &why) == PGD_OK)
         return true;
-    if (file_read(&text, &n, b->opts.api_key_file, 65536, &why) != PGD_OK) {
-        fprintf(stderr, "paged bench serve: %s\n", why.text);
-        return false;
-    }
-    const char *line = text + strspn(text, " \t\r\n");
-    size_t n_line = strcspn(line, " \t\r\n");
-    bool ok = n_line > 0 && n_line < sizeof(b->headers) - 32;
-    if (ok)
-        snprintf(b->headers, sizeof(b->headers), "Authorization: Bearer %.*s\r\n", (int)n_line,
-                 line);
-    else
-        fprintf(stderr, "paged bench serve: %s: expected a key on the first line\n",
-                b->opts.api_key_file);
-    mem_free(text);
-    return ok;
+    fprintf(stderr, "paged bench serve: %s\n", why.text);
+    return false;
 }
 
 /* With --url the only words left are the model's name and the server's simulated step. */
@@ -427,7 +411,7 @@ static int prepare(bench *b, config *cfg)
         fprintf(stderr, "paged bench serve: %s\n", pgd_why_text(&why, err));
         return EXIT_STATUS_USAGE;
     }
-    return read_key(b) ? 0 : EXIT_STATUS_USAGE;
+    return read_key(b, cfg->api_key_file) ? 0 : EXIT_STATUS_USAGE;
 }
 
 int bench_serve_main(int argc, char **argv)
