@@ -6,12 +6,15 @@
  * core dump holds no key that works. */
 #include "engine/http/http_auth.h"
 
+#include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <strings.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "common/file.h"
 #include "common/hash.h"
@@ -148,14 +151,18 @@ static pgd_err load_file(http_auth *a, const char *path, pgd_why *why)
 
 pgd_err http_auth_load(http_auth *a, const char *path, pgd_why *why)
 {
-    char credential[1024];
+    char credential[PATH_MAX];
     const char *dir = getenv("CREDENTIALS_DIRECTORY");
     if (path[0] != '\0')
         return load_file(a, path, why);
-    if (dir != NULL && file_join(credential, sizeof(credential), dir, CREDENTIAL_NAME) &&
-        file_exists(credential))
-        return load_file(a, credential, why);
-    return PGD_OK;
+    if (dir == NULL)
+        return PGD_OK;
+    if (!file_join(credential, sizeof(credential), dir, CREDENTIAL_NAME))
+        return pgd_fail(why, PGD_EINVAL, "CREDENTIALS_DIRECTORY is too long");
+    /* One that is there but cannot be reached must not look like none: that would open the server. */
+    if (access(credential, F_OK) != 0 && errno == ENOENT)
+        return PGD_OK;
+    return load_file(a, credential, why);
 }
 
 /* --- requests --------------------------------------------------------------------------------- */

@@ -244,7 +244,7 @@ class Halted:
 
 
 def test_watchdog_follows_the_core_loop(managers):
-    m = managers(*SIM, watchdog_us=1_000_000 * SLOW)
+    m = managers(*SIM, "--worker-stall-timeout-s", "600", watchdog_us=1_000_000 * SLOW)
     half = 0.5 * SLOW
     m.wait_ready()
     port = m.port()

@@ -220,9 +220,17 @@ static void test_http_auth_systemd_credential(void **state)
     f = fopen(path, "w");
     fclose(f);
     assert_int_equal(http_auth_load(a, "", &why), PGD_EINVAL); /* there, but empty */
+    unlink(path);
+    /* There but out of reach is a fault, not a server without keys (root may read everything, so a
+     * loop of links stands for "permission denied"). */
+    assert_int_equal(symlink("api-keys", path), 0);
+    assert_int_equal(http_auth_load(a, "", &why), PGD_EINVAL);
+    assert_non_null(strstr(why.text, path));
+    unlink(path);
+    setenv("CREDENTIALS_DIRECTORY", named, 1); /* a file */
+    assert_int_equal(http_auth_load(a, "", &why), PGD_EINVAL);
     unsetenv("CREDENTIALS_DIRECTORY");
     unlink(named);
-    unlink(path);
     rmdir(dir);
     http_auth_destroy(a);
 }
