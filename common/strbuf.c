@@ -27,6 +27,14 @@ void strbuf_reset(strbuf *b)
         b->data[0] = '\0';
 }
 
+void strbuf_truncate(strbuf *b, size_t n_bytes)
+{
+    PGD_ASSERT(n_bytes <= b->n_bytes);
+    b->n_bytes = n_bytes;
+    if (b->data != NULL)
+        b->data[n_bytes] = '\0';
+}
+
 char *strbuf_take(strbuf *b, size_t *n_bytes)
 {
     char *data = b->data;

@@ -19,6 +19,8 @@ typedef struct strbuf {
 void strbuf_init(strbuf *b);
 void strbuf_deinit(strbuf *b);
 void strbuf_reset(strbuf *b);
+/* Drops what lies beyond n_bytes, which is at most its length. */
+void strbuf_truncate(strbuf *b, size_t n_bytes);
 char *strbuf_take(strbuf *b, size_t *n_bytes);
 void strbuf_append(strbuf *b, const void *data, size_t n_bytes);
 void strbuf_append_str(strbuf *b, const char *text);

@@ -31,6 +31,8 @@ typedef struct choice {
     int32_t idx;
     int32_t prompt_idx;
     completion_render render;
+    bool has_begun; /* its prompt is rendered */
+    double logprob; /* of all tokens, for best_of */
     int32_t n_output_tokens;
     int32_t n_cached_tokens;
 } choice;
@@ -39,7 +41,7 @@ struct completion {
     http_api *api;
     http_conn *conn; /* NULL once the client left or the answer is out */
     completion_params params;
-    choice *choices; /* [n_choices], prompt-major */
+    choice *choices; /* [n_choices], prompt-major, best_of of each prompt */
     int32_t n_choices;
     int32_t n_begun;
     int32_t n_ended;
@@ -97,7 +99,7 @@ static completion_usage get_usage(const completion *c)
         usage.n_prompt_tokens += c->params.prompts[i].n_ids;
     for (int32_t i = 0; i < c->n_choices; i++) {
         usage.n_output_tokens += c->choices[i].n_output_tokens;
-        if (i % c->params.n == 0)
+        if (i % c->params.best_of == 0)
             usage.n_cached_tokens += c->choices[i].n_cached_tokens;
     }
     return usage;
@@ -197,6 +199,31 @@ static void finish_stream(completion *c)
     }
 }
 
+static double mean_logprob(const choice *ch)
+{
+    return ch->n_output_tokens > 0 ? ch->logprob / ch->n_output_tokens : 0;
+}
+
+/* The n best of a prompt's choices, best first; ties: the earlier one. */
+static void append_choices(strbuf *b, completion *c, int32_t prompt_idx)
+{
+    const completion_params *p = &c->params;
+    choice *all = &c->choices[prompt_idx * p->best_of];
+    choice *order[COMPLETION_MAX_N];
+    for (int32_t i = 0; i < p->best_of; i++) {
+        int32_t at = i;
+        for (; p->best_of > p->n && at > 0 && mean_logprob(&all[i]) > mean_logprob(order[at - 1]);
+             at--)
+            order[at] = order[at - 1];
+        order[at] = &all[i];
+    }
+    for (int32_t i = 0; i < p->n; i++) {
+        if (prompt_idx + i > 0)
+            strbuf_append_char(b, ',');
+        completion_render_append_choice(b, &order[i]->render, prompt_idx * p->n + i);
+    }
+}
+
 static void finish_whole(completion *c)
 {
     http_conn *conn = c->conn;
@@ -204,11 +231,8 @@ static void finish_whole(completion *c)
     strbuf_init(&b);
     append_head(&b, c);
     strbuf_append_str(&b, ",\"choices\":[");
-    for (int32_t i = 0; i < c->n_choices; i++) {
-        if (i > 0)
-            strbuf_append_char(&b, ',');
-        completion_render_append_choice(&b, &c->choices[i].render, i);
-    }
+    for (int32_t i = 0; i < c->params.n_prompts; i++)
+        append_choices(&b, c, i);
     strbuf_append_str(&b, "],");
     append_usage(&b, c);
     strbuf_append_char(&b, '}');
@@ -235,15 +259,47 @@ static void stream_choice(completion *c, choice *ch)
         (void)!http_conn_stream_write(c->conn, b->data, b->n_bytes);
 }
 
+/* The prompt comes before anything else of a choice, in a stream as a chunk of its own. */
+static void begin_choice(choice *ch, const generation *g)
+{
+    completion *c = ch->owner;
+    const completion_prompt *p = &c->params.prompts[ch->prompt_idx];
+    ch->has_begun = true;
+    completion_render_add_prompt_ids(&ch->render, p->ids, p->n_ids);
+    if (!c->params.echo)
+        return;
+    completion_render_prompt prompt = {
+        .text = p->text,
+        .n_text_bytes = p->n_text_bytes,
+        .ids = p->ids,
+        .n_ids = p->n_ids,
+        .logprobs = g->prompt_logprobs,
+        .n_logprobs_per_token = c->params.sampling.n_prompt_logprobs_per_token,
+    };
+    completion_render_echo(&ch->render, &prompt);
+    if (c->conn != NULL && c->streaming)
+        stream_choice(c, ch);
+}
+
 static void note_chunk(choice *ch, const generation *g)
 {
     const completion_params *params = &ch->owner->params;
     completion_render *r = &ch->render;
-    completion_render_add_text(r, g->text.data, g->text.n_bytes);
-    for (int32_t i = 0; i < g->n_tokens; i++)
-        completion_render_add_token(r, &g->tokens[i]);
-    ch->n_output_tokens = g->n_output_tokens;
     ch->n_cached_tokens = g->n_cached_tokens;
+    if (params->max_tokens == 0) { /* the one token that was sampled is nobody's */
+        if (g->finish == GENERATION_STOP || g->finish == GENERATION_LENGTH)
+            r->finish_reason = "length";
+        else if (g->finish == GENERATION_ABORT)
+            r->finish_reason = "abort";
+        return;
+    }
+    completion_render_add_text(r, g->text.data, g->text.n_bytes);
+    for (int32_t i = 0; i < g->n_tokens; i++) {
+        completion_render_add_token(r, &g->tokens[i]);
+        if (g->tokens[i].n_logprobs > 0)
+            ch->logprob += (double)g->tokens[i].logprobs[0].logprob;
+    }
+    ch->n_output_tokens = g->n_output_tokens;
     if (g->finish == GENERATION_STOP) {
         r->finish_reason = "stop";
         r->stop_token = g->stop_token;
@@ -262,8 +318,8 @@ static void note_choices(const completion *c)
 {
     for (int32_t p = 0; p < c->params.n_prompts; p++) {
         int32_t longest = 0;
-        for (int32_t i = 0; i < c->params.n; i++)
-            longest = PGD_MAX(longest, c->choices[p * c->params.n + i].n_output_tokens);
+        for (int32_t i = 0; i < c->params.best_of; i++)
+            longest = PGD_MAX(longest, c->choices[p * c->params.best_of + i].n_output_tokens);
         engine_metrics_note_choices(engine_get_metrics(c->api->engine), longest);
     }
 }
@@ -282,8 +338,11 @@ static void on_chunk(void *arg, generation *g)
         respond_error(c, g->error_status != 0 ? g->error_status : 500, NULL, NULL,
                       g->error_text != NULL ? g->error_text : "out of memory");
     } else {
+        if (!ch->has_begun)
+            begin_choice(ch, g);
         note_chunk(ch, g);
-        if (c->conn != NULL && c->streaming)
+        if (c->conn != NULL && c->streaming &&
+            (c->params.max_tokens != 0 || ch->render.finish_reason != NULL))
             stream_choice(c, ch);
         if (c->n_ended == c->n_choices)
             note_choices(c);
@@ -337,25 +396,40 @@ static bool check_lengths(completion *c, const core_stats *stats)
     return true;
 }
 
-/* An answer that is not streamed is held whole: what it may come to must have a limit. */
-static bool check_whole_answer(completion *c, int32_t max_tokens)
+/* An answer that is not streamed is held whole, and so are the echoed prompts of a stream, which may
+ * all come at once: what they may come to must have a limit. */
+static bool check_answer_size(completion *c, int32_t max_tokens)
 {
     char message[320];
-    if (c->params.stream)
-        return true;
+    const completion_params *p = &c->params;
     int64_t token_bytes = MAX_TOKEN_BYTES;
-    if (c->params.sampling.n_logprobs >= 0)
-        token_bytes += MAX_LOGPROB_BYTES * (2 + (int64_t)c->params.sampling.n_logprobs);
-    int64_t total_bytes = token_bytes * max_tokens * c->n_choices;
-    if (total_bytes <= MAX_WHOLE_ANSWER_BYTES)
+    if (p->wants_logprobs)
+        token_bytes += MAX_LOGPROB_BYTES * (2 + (int64_t)p->sampling.n_logprobs);
+    int64_t n_tokens = p->stream ? 0 : (int64_t)max_tokens * c->n_choices;
+    for (int32_t i = 0; p->echo && i < p->n_prompts; i++)
+        n_tokens += (int64_t)p->best_of * p->prompts[i].n_ids;
+    int64_t total_bytes = token_bytes * n_tokens;
+    int64_t max_bytes = p->stream ? engine_get_config(c->api->engine)->max_output_buffer_bytes
+                                  : MAX_WHOLE_ANSWER_BYTES;
+    if (total_bytes <= max_bytes)
         return true;
-    snprintf(message, sizeof(message),
-             "the answer may come to %" PRId64
-             " MB (max_tokens, n, prompts and logprobs multiplied); at most %d MB are held: ask "
-             "for less, or set stream = true",
-             total_bytes >> 20, MAX_WHOLE_ANSWER_BYTES >> 20);
-    respond_error(c, 400, c->params.sampling.n_logprobs > 0 ? "logprobs" : "max_tokens", NULL,
-                  message);
+    if (p->stream)
+        snprintf(message, sizeof(message),
+                 "echo: the echoed prompts may come to %" PRId64 " kB, more than the %" PRId64
+                 " kB that are held for a stream (max_output_buffer_bytes): ask for less, or set "
+                 "stream = false",
+                 total_bytes >> 10, max_bytes >> 10);
+    else
+        snprintf(message, sizeof(message),
+                 "the answer may come to %" PRId64
+                 " MB (max_tokens, n or best_of, prompts, echo and logprobs multiplied); at most "
+                 "%" PRId64 " MB are held: ask for less, or set stream = true",
+                 total_bytes >> 20, max_bytes >> 20);
+    respond_error(c, 400,
+                  p->stream                                         ? "echo"
+                  : p->wants_logprobs && p->sampling.n_logprobs > 0 ? "logprobs"
+                                                                    : "max_tokens",
+                  NULL, message);
     return false;
 }
 
@@ -378,7 +452,7 @@ static void begin(completion *c)
     core_stats stats;
     engine_get_stats(e, &stats);
     if (!check_lengths(c, &stats) ||
-        !check_whole_answer(c, c->params.max_tokens < 0 ? 16 : c->params.max_tokens))
+        !check_answer_size(c, c->params.max_tokens < 0 ? 16 : c->params.max_tokens))
         return;
     for (int32_t i = 0; i < c->n_choices; i++) {
         choice *ch = &c->choices[i];
@@ -386,6 +460,7 @@ static void begin(completion *c)
         int32_t max_tokens = c->params.max_tokens;
         if (max_tokens < 0) /* the API's default, or what the context leaves */
             max_tokens = PGD_MIN(16, stats.max_model_len - prompt->n_ids);
+        max_tokens = PGD_MAX(max_tokens, 1); /* 0: a step is run all the same, for the prompt */
         generation_opts opts = {
             .prompt = prompt->ids,
             .n_prompt_tokens = prompt->n_ids,
@@ -404,7 +479,7 @@ static void begin(completion *c)
             .on_chunk = on_chunk,
             .arg = ch,
         };
-        opts.params.choice_idx = i % c->params.n;
+        opts.params.choice_idx = i % c->params.best_of;
         if (opts.params.choice_idx == 0)
             engine_metrics_note_params(engine_get_metrics(e), c->params.n, max_tokens);
         core_refusal refusal = engine_generate(e, &ch->gen, &opts);
@@ -548,7 +623,7 @@ void api_completions_handle(http_api *api, http_conn *conn, const http_request *
     http_conn_on_deadline(conn, on_deadline, c);
     if (!c->params.has_seed)
         c->params.sampling.seed = engine_draw_seed(api->engine);
-    c->n_choices = c->params.n_prompts * c->params.n;
+    c->n_choices = c->params.n_prompts * c->params.best_of;
     c->choices = mem_calloc((size_t)c->n_choices, sizeof(choice));
     if (c->choices == NULL) {
         c->n_choices = 0;
@@ -559,9 +634,10 @@ void api_completions_handle(http_api *api, http_conn *conn, const http_request *
     for (int32_t i = 0; i < c->n_choices; i++) {
         c->choices[i].owner = c;
         c->choices[i].idx = i;
-        c->choices[i].prompt_idx = i / c->params.n;
+        c->choices[i].prompt_idx = i / c->params.best_of;
         completion_render_init(&c->choices[i].render, engine_get_tokenizer(api->engine),
-                               c->params.return_token_ids, c->params.sampling.n_logprobs >= 0);
+                               c->params.return_token_ids, c->params.wants_logprobs,
+                               c->params.skip_special);
     }
     if (!start_tokenizing(c))
         respond_error(c, 503, NULL, NULL, "out of memory for this request");

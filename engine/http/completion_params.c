@@ -176,7 +176,7 @@ static bool field_prompt(parse_ctx *c, const char *name, const cJSON *item)
 static bool field_max_tokens(parse_ctx *c, const char *name, const cJSON *item)
 {
     int64_t v = 0;
-    if (!read_int(c, name, item, &v, 1, 2147483647.0))
+    if (!read_int(c, name, item, &v, 0, 2147483647.0))
         return false;
     c->p->max_tokens = (int32_t)v;
     return true;
@@ -198,6 +198,20 @@ static bool field_n(parse_ctx *c, const char *name, const cJSON *item)
         return false;
     c->p->n = (int32_t)v;
     return true;
+}
+
+static bool field_best_of(parse_ctx *c, const char *name, const cJSON *item)
+{
+    int64_t v = 0;
+    if (!read_int(c, name, item, &v, 1, COMPLETION_MAX_BEST_OF))
+        return false;
+    c->p->best_of = (int32_t)v;
+    return true;
+}
+
+static bool field_echo(parse_ctx *c, const char *name, const cJSON *item)
+{
+    return read_bool(c, name, item, &c->p->echo);
 }
 
 static bool read_f32(parse_ctx *c, const char *name, const cJSON *item, float *out, double min,
@@ -421,10 +435,9 @@ static bool field_stream_options(parse_ctx *c, const char *name, const cJSON *it
 /* Known from peers, not built: only a value that changes nothing passes. */
 static bool field_unbuilt(parse_ctx *c, const char *name, const cJSON *item)
 {
-    bool is_neutral =
-        cJSON_IsFalse(item) || (cJSON_IsString(item) && item->valuestring[0] == '\0') ||
-        (cJSON_IsNumber(item) && item->valuedouble == 0) ||
-        (strcmp(name, "best_of") == 0 && cJSON_IsNumber(item) && item->valuedouble == 1);
+    bool is_neutral = cJSON_IsFalse(item) ||
+                      (cJSON_IsString(item) && item->valuestring[0] == '\0') ||
+                      (cJSON_IsNumber(item) && item->valuedouble == 0);
     if (!is_neutral)
         FAIL(c, name, "%s is not supported by this server; leave it out", name);
     return true;
@@ -470,9 +483,9 @@ static const field_row fields[] = {
     {"include_stop_str_in_output", field_include_stop},
     {"return_token_ids", field_return_token_ids},
     {"user", field_ignored},
-    {"echo", field_unbuilt},
+    {"echo", field_echo},
+    {"best_of", field_best_of},
     {"suffix", field_unbuilt},
-    {"best_of", field_unbuilt},
     {"prompt_logprobs", field_unbuilt},
     {"response_format", field_unbuilt},
     {"structured_outputs", field_unbuilt},
@@ -507,6 +520,36 @@ static void log_unknown(const char *name)
     log_warn("http", "unknown field %.60s in a completion request is ignored (told once)", name);
 }
 
+/* What fields must be to each other; fills what follows from several. */
+static bool relate_fields(parse_ctx *c)
+{
+    completion_params *p = c->p;
+    if (p->max_tokens == 0 && !p->echo)
+        FAIL(c, "max_tokens", "max_tokens: expected at least 1, got 0 (0 is for echo = true)");
+    if (p->n > 1 && p->sampling.temperature == 0)
+        FAIL(
+            c, "n",
+            "n: greedy sampling (temperature 0) gives %d equal answers; set a temperature or n = 1",
+            p->n);
+    if (p->best_of == 0)
+        p->best_of = p->n;
+    else if (p->best_of < p->n)
+        FAIL(c, "best_of", "best_of: expected at least n (%d), got %d", p->n, p->best_of);
+    else if (p->best_of > 1 && p->stream)
+        FAIL(c, "best_of",
+             "best_of: the best of several answers is known at their end; expected "
+             "stream = false or best_of = 1");
+    if (p->max_tokens >= 0 && p->sampling.min_tokens > p->max_tokens)
+        FAIL(c, "min_tokens", "min_tokens: expected at most max_tokens (%d), got %d", p->max_tokens,
+             p->sampling.min_tokens);
+    p->wants_logprobs = p->sampling.n_logprobs >= 0;
+    if (p->echo && p->wants_logprobs)
+        p->sampling.n_prompt_logprobs_per_token = p->sampling.n_logprobs + 1;
+    if (p->best_of > p->n && !p->wants_logprobs)
+        p->sampling.n_logprobs = 0;
+    return true;
+}
+
 static bool read_fields(parse_ctx *c, const cJSON *tree)
 {
     int n_fields = 0;
@@ -530,15 +573,7 @@ static bool read_fields(parse_ctx *c, const cJSON *tree)
         FAIL(c, "prompt", "prompt: this field is required");
     if (json_get(tree, "stream_options") != NULL && !p->stream)
         FAIL(c, "stream_options", "stream_options: only allowed together with stream = true");
-    if (p->n > 1 && p->sampling.temperature == 0)
-        FAIL(
-            c, "n",
-            "n: greedy sampling (temperature 0) gives %d equal answers; set a temperature or n = 1",
-            p->n);
-    if (p->max_tokens >= 0 && p->sampling.min_tokens > p->max_tokens)
-        FAIL(c, "min_tokens", "min_tokens: expected at most max_tokens (%d), got %d", p->max_tokens,
-             p->sampling.min_tokens);
-    return true;
+    return relate_fields(c);
 }
 
 bool completion_params_parse(completion_params *out, const char *body, size_t n_bytes,

@@ -15,6 +15,7 @@
 
 #define COMPLETION_MAX_PROMPTS    256
 #define COMPLETION_MAX_N          128
+#define COMPLETION_MAX_BEST_OF    20
 #define COMPLETION_MAX_VALUES     524288 /* in the JSON, token ids of prompts included */
 #define COMPLETION_MAX_FIELDS     256    /* at the top level, known or not */
 #define COMPLETION_MAX_STOP_BYTES 4096   /* all stop strings together */
@@ -31,9 +32,13 @@ typedef struct completion_params {
     arena *arena;
     completion_prompt *prompts; /* [n_prompts] */
     int32_t n_prompts;
-    int32_t n;          /* choices per prompt */
-    int32_t max_tokens; /* -1: not given */
+    int32_t n;          /* choices per prompt in the answer */
+    int32_t best_of;    /* choices generated per prompt, >= n */
+    int32_t max_tokens; /* -1: not given; 0 only with echo */
+    /* n_logprobs >= 0 also for best_of, which needs the sampled tokens' own. */
     sampling_params sampling;
+    bool wants_logprobs; /* in the answer */
+    bool echo;
     bool has_seed;
     bool ignore_eos;
     bool stream;

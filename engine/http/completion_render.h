@@ -1,9 +1,10 @@
 /* The JSON of a completion's answer: one completion_render collects what a choice has to say since
  * the last chunk (streams) or since the start (whole answers).
  *
- * text_offset counts Unicode characters from the start of the choice's returned text; each token
- * moves it by the characters that begin in its own bytes, so that it does not depend on how the
- * answer is cut into chunks.
+ * text_offset counts Unicode characters from the start of the choice's returned text, an echoed
+ * prompt included: a token's is the place of the first character that its bytes are part of. Tokens
+ * that the text leaves out (special ones) take no place. It does not depend on how the answer is cut
+ * into chunks.
  * Owns:    its buffers; borrows the tokenizer and stop_string until deinit
  * Thread:  io
  */
@@ -17,9 +18,14 @@ typedef struct completion_render {
     const tokenizer *tok;
     bool wants_ids;
     bool wants_logprobs;
+    bool skip_special;
+    detokenizer detok;    /* of the generated tokens, for text_offset */
     int32_t n_text_chars; /* of all tokens so far, for text_offset */
+    strbuf piece;         /* scratch */
     strbuf text;
-    strbuf ids;       /* token ids as JSON elements */
+    strbuf prompt_ids; /* token ids as JSON elements */
+    bool has_prompt_ids;
+    strbuf ids;
     strbuf lp_tokens; /* logprobs arrays as JSON elements */
     strbuf lp_values;
     strbuf lp_tops;
@@ -31,6 +37,16 @@ typedef struct completion_render {
     size_t n_stop_string_bytes;
 } completion_render;
 
+typedef struct completion_render_prompt {
+    const char *text; /* [n_text_bytes] as the client gave it; NULL: given as ids */
+    size_t n_text_bytes;
+    const token_id *ids; /* [n_ids] */
+    int32_t n_ids;
+    /* [n_ids, n_logprobs_per_token], the token itself first, row 0 unused; NULL: none */
+    const token_logprob *logprobs;
+    int32_t n_logprobs_per_token;
+} completion_render_prompt;
+
 typedef struct completion_usage {
     int64_t n_prompt_tokens;
     int64_t n_output_tokens;
@@ -38,9 +54,13 @@ typedef struct completion_usage {
 } completion_usage;
 
 void completion_render_init(completion_render *r, const tokenizer *tok, bool wants_ids,
-                            bool wants_logprobs);
+                            bool wants_logprobs, bool skip_special);
 void completion_render_deinit(completion_render *r);
 
+/* "prompt_token_ids" of this chunk, if ids are wanted. */
+void completion_render_add_prompt_ids(completion_render *r, const token_id *ids, int32_t n_ids);
+/* The prompt at the start of the text, with its logprobs; before any token. */
+void completion_render_echo(completion_render *r, const completion_render_prompt *prompt);
 void completion_render_add_text(completion_render *r, const char *text, size_t n_bytes);
 void completion_render_add_token(completion_render *r, const generation_token *t);
 /* Forgets what a chunk has delivered; offsets go on. */

@@ -20,6 +20,7 @@ BUILD = pathlib.Path(os.environ.get("PAGED_BUILD", ROOT / "build"))
 PAGED = BUILD / "bin" / "paged"
 TINY = ROOT / "config" / "models" / "paged-tiny.gguf"
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "paged" / "models"
+MISTRAL = ROOT / "tests" / "data" / "models" / "mistral-tiny"
 SMOLLM2 = CACHE / "SmolLM2-135M-Instruct.Q4_1.gguf"
 IS_SANITIZED = "address" in BUILD.name or "thread" in BUILD.name
 SLOW = 10 if IS_SANITIZED else 1  # how much longer things may take

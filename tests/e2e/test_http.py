@@ -171,9 +171,13 @@ def test_cached_tokens_are_told(tiny):
     ({"prompt": "a", "seed": 1e30}, "seed"),
     ({"prompt": "a", "priority": 1}, "priority"),
     ({"prompt": "a", "cache_salt": ""}, "cache_salt"),
-    ({"prompt": "a", "echo": True}, "echo"),
+    ({"prompt": "a", "echo": 1}, "echo"),
     ({"prompt": "a", "suffix": "b"}, "suffix"),
-    ({"prompt": "a", "best_of": 3}, "best_of"),
+    ({"prompt": "a", "best_of": 21}, "best_of"),
+    ({"prompt": "a", "best_of": 0}, "best_of"),
+    ({"prompt": "a", "best_of": 2, "n": 3}, "best_of"),
+    ({"prompt": "a", "best_of": 3, "stream": True}, "best_of"),
+    ({"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs"),
     ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format"),
 ])
 def test_bad_values_name_the_field(tiny, body, param):

@@ -54,8 +54,8 @@ static void test_completion_params_all_fields(void **state)
                        "\"ignore_eos\":true,\"stream\":true,\"stream_options\":{\"include_usage\":"
                        "true},\"skip_special_tokens\":false,"
                        "\"include_stop_str_in_output\":true,\"return_token_ids\":true,\"cache_"
-                       "salt\":\"s\",\"echo\":false,\"suffix\":\"\","
-                       "\"best_of\":1,\"user\":\"u\",\"max_tokens\":3,\"priority\":0}";
+                       "salt\":\"s\",\"echo\":true,\"suffix\":\"\","
+                       "\"user\":\"u\",\"max_tokens\":3,\"priority\":0}";
     assert_true(parse(&p, &f, body, strlen(body)));
     assert_true(p.n_prompts == 2 && p.prompts[0].n_ids == 3 && p.prompts[0].ids[2] == 999 &&
                 p.prompts[1].n_ids == 1);
@@ -69,9 +69,67 @@ static void test_completion_params_all_fields(void **state)
                 p.sampling.logit_bias[1].bias == 1.5f);
     assert_true(p.sampling.n_logprobs == 4 && p.ignore_eos && p.stream && p.include_usage &&
                 !p.skip_special);
-    assert_true(p.include_stop && p.return_token_ids);
+    assert_true(p.include_stop && p.return_token_ids && p.echo);
+    assert_true(p.best_of == 3 && p.wants_logprobs);
+    assert_int_equal(p.sampling.n_prompt_logprobs_per_token, 5);
     assert_string_equal(p.cache_salt, "s");
     completion_params_deinit(&p);
+}
+
+static void expect_fault(const char *body, const char *param)
+{
+    completion_params p;
+    completion_fault f;
+    bool ok = parse(&p, &f, body, strlen(body));
+    completion_params_deinit(&p);
+    if (ok || f.status != 400 || f.param == NULL || strcmp(f.param, param) != 0)
+        fail_msg("%s: expected a fault of %s, got %s", body, param, ok ? "none" : f.message);
+}
+
+static void test_completion_params_echo_and_best_of(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body;
+        bool echo, wants_logprobs;
+        int32_t max_tokens, n, best_of, n_logprobs, n_prompt_logprobs;
+    } cases[] = {
+        {"{\"prompt\":\"a\",\"echo\":true,\"max_tokens\":0}", true, false, 0, 1, 1, -1, 0},
+        {"{\"prompt\":\"a\",\"echo\":true,\"logprobs\":0}", true, true, -1, 1, 1, 0, 1},
+        {"{\"prompt\":\"a\",\"echo\":false,\"logprobs\":2}", false, true, -1, 1, 1, 2, 0},
+        {"{\"prompt\":\"a\",\"best_of\":20,\"n\":2}", false, false, -1, 2, 20, 0, 0},
+        {"{\"prompt\":\"a\",\"best_of\":2,\"n\":2}", false, false, -1, 2, 2, -1, 0},
+        {"{\"prompt\":\"a\",\"best_of\":4,\"logprobs\":3,\"echo\":true}", true, true, -1, 1, 4, 3,
+         4},
+        {"{\"prompt\":\"a\",\"best_of\":1,\"stream\":true}", false, false, -1, 1, 1, -1, 0},
+        {"{\"prompt\":\"a\",\"n\":128}", false, false, -1, 128, 128, -1, 0},
+    };
+    for (size_t i = 0; i < PGD_ARRAY_LEN(cases); i++) {
+        completion_params p;
+        completion_fault f;
+        if (!parse(&p, &f, cases[i].body, strlen(cases[i].body)))
+            fail_msg("%s: %s", cases[i].body, f.message);
+        assert_true(p.echo == cases[i].echo && p.wants_logprobs == cases[i].wants_logprobs);
+        assert_int_equal(p.max_tokens, cases[i].max_tokens);
+        assert_int_equal(p.n, cases[i].n);
+        assert_int_equal(p.best_of, cases[i].best_of);
+        assert_int_equal(p.sampling.n_logprobs, cases[i].n_logprobs);
+        assert_int_equal(p.sampling.n_prompt_logprobs_per_token, cases[i].n_prompt_logprobs);
+        completion_params_deinit(&p);
+    }
+    expect_fault("{\"prompt\":\"a\",\"max_tokens\":0}", "max_tokens");
+    expect_fault("{\"prompt\":\"a\",\"max_tokens\":-1,\"echo\":true}", "max_tokens");
+    expect_fault("{\"prompt\":\"a\",\"max_tokens\":0,\"echo\":true,\"min_tokens\":1}",
+                 "min_tokens");
+    expect_fault("{\"prompt\":\"a\",\"echo\":\"yes\"}", "echo");
+    expect_fault("{\"prompt\":\"a\",\"best_of\":0}", "best_of");
+    expect_fault("{\"prompt\":\"a\",\"best_of\":21}", "best_of");
+    expect_fault("{\"prompt\":\"a\",\"best_of\":2,\"n\":3}", "best_of");
+    expect_fault("{\"prompt\":\"a\",\"best_of\":2,\"stream\":true}", "best_of");
+    expect_fault("{\"prompt\":\"a\",\"suffix\":\"b\"}", "suffix");
+    expect_fault("{\"prompt\":\"a\",\"prompt_logprobs\":1}", "prompt_logprobs");
+    expect_fault("{\"prompt\":\"a\",\"response_format\":{\"type\":\"json_object\"}}",
+                 "response_format");
 }
 
 /* Bytes of a good body changed at random: a verdict every time, a fault always worded. */
@@ -143,6 +201,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_completion_params_defaults),
         cmocka_unit_test(test_completion_params_all_fields),
+        cmocka_unit_test(test_completion_params_echo_and_best_of),
         cmocka_unit_test(test_completion_params_mutations),
         cmocka_unit_test(test_completion_params_bounds),
     };

@@ -64,6 +64,22 @@ static void test_strbuf_json_escapes(void **state)
     strbuf_deinit(&b);
 }
 
+static void test_strbuf_truncate(void **state)
+{
+    (void)state;
+    strbuf b;
+    strbuf_init(&b);
+    strbuf_truncate(&b, 0); /* before anything was appended */
+    strbuf_append_str(&b, "abcdef");
+    strbuf_truncate(&b, 6);
+    assert_string_equal(b.data, "abcdef");
+    strbuf_truncate(&b, 2);
+    assert_string_equal(b.data, "ab");
+    strbuf_append_str(&b, "x");
+    assert_string_equal(b.data, "abx");
+    strbuf_deinit(&b);
+}
+
 static void test_strbuf_failure_stays(void **state)
 {
     (void)state;
@@ -88,6 +104,7 @@ int main(void)
         cmocka_unit_test(test_strbuf_appendf_at_every_fill),
         cmocka_unit_test(test_strbuf_append_int_as_printf),
         cmocka_unit_test(test_strbuf_json_escapes),
+        cmocka_unit_test(test_strbuf_truncate),
         cmocka_unit_test(test_strbuf_failure_stays),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
