@@ -2,9 +2,19 @@
 #
 #   make            build/bin/paged and build/bin/paged-worker
 #   make test       build and run the C tests, then the end-to-end tests (pytest)
-#   make bench | check | format | fuzz | install DESTDIR= PREFIX= | clean
+#   make bench | check | format | install DESTDIR= PREFIX= | clean
 #   make SAN=address,undefined        sanitizer build, in its own folder
+#   make fuzz CC=clang                libFuzzer targets, in build-fuzz (scripts/fuzz runs them)
 #   make V=1        show commands;  WERROR=1  warnings are errors;  BUILD=DIR  another build folder
+
+# The goal fuzz is a sanitizer build of its own: everything instrumented for libFuzzer, which needs clang.
+ifneq ($(filter fuzz,$(MAKECMDGOALS)),)
+override SAN := fuzzer-no-link,address,undefined
+BUILD   ?= build-fuzz
+ifeq ($(origin CC),default)
+CC      := clang
+endif
+endif
 
 SAN     ?=
 BUILD   ?= build$(if $(SAN),-$(subst $(comma),-,$(SAN)))
@@ -65,7 +75,10 @@ LLHTTP_OBJ    := $(patsubst /usr/share/llhttp/%.c,$(BUILD)/llhttp/%.c.o,$(LLHTTP
 UNIT_SRC := $(wildcard tests/unit/test_*.c tests/kernels/test_*.c tests/sim/test_*.c tests/issues/test_*.c)
 UNIT_BIN := $(patsubst %.c,$(BUILD)/%,$(UNIT_SRC))
 BENCH_BIN := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
+# With libFuzzer each target is a fuzzer; in any other build it replays its committed corpus, as one of the unit tests.
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
+FUZZ_BIN := $(patsubst %.c,$(BUILD)/%,$(FUZZ_SRC))
+FUZZER   := $(findstring fuzzer,$(SAN))
 
 .PHONY: all test test-unit test-e2e bench check format fuzz install clean
 .DELETE_ON_ERROR:
@@ -73,19 +86,20 @@ FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 all: $(BUILD)/bin/paged $(BUILD)/bin/paged-worker
 
 # --- objects: ISA flags by file name, so that generic objects stay baseline ---------------------------------------
-# Under sanitizers -O3 of these files takes minutes (every unrolled load is checked), -O1 seconds.
-ISA_OPT := $(if $(SAN),,-O3)
+# Under sanitizers -O3 of these files takes minutes (every unrolled load is checked), -O1 seconds; with libFuzzer's
+# instrumentation even -O1 does, and fuzz targets run the reference kernels.
+ISA_OPT := $(if $(SAN),,-O3)$(if $(FUZZER), -fno-sanitize=all)
 ISA = $(if $(filter %_avx2.c,$<),-mavx2 -mfma -mf16c $(ISA_OPT))$(if \
         $(filter %_avx512.c,$<),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c $(ISA_OPT))$(if \
         $(filter %_avx512vnni.c,$<),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c $(ISA_OPT))
 
 $(BUILD)/%.c.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(call say,CC)$(CC) $(CFLAGS_ALL) $(if $(filter engine/http/%,$<),$(LLHTTP_INC)) $(ISA) -MMD -MP -c -o $@ $<
+	$(call say,CC)$(CC) $(CFLAGS_ALL) $(if $(filter engine/http/% tests/fuzz/%,$<),$(LLHTTP_INC)) $(ISA) -MMD -MP -c -o $@ $<
 
 $(BUILD)/llhttp/%.c.o: /usr/share/llhttp/%.c $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(call say,CC)$(CC) -O2 -g $(LLHTTP_INC) -c -o $@ $<
+	$(call say,CC)$(CC) -O2 -g $(if $(SAN),-fsanitize=$(SAN)) $(LLHTTP_INC) -c -o $@ $<
 
 define archive_rule
 $(call lib,$(1)): $(call obj,$(SRC_$(1))) $(if $(filter engine,$(1)),$(LLHTTP_OBJ))
@@ -109,11 +123,15 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.c.o $(LIBS_ALL_A)
 	@mkdir -p $(@D)
 	$(call say,LD)$(CC) $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(LIBS_ALL_A) -Wl,--end-group -lcmocka $(LIBS_ENGINE)
 
+$(BUILD)/tests/fuzz/%: $(BUILD)/tests/fuzz/%.c.o $(if $(FUZZER),,$(BUILD)/tests/fuzz/replay.c.o) $(LIBS_ALL_A)
+	@mkdir -p $(@D)
+	$(call say,LD)$(CC) $(LDFLAGS_ALL) $(if $(FUZZER),-fsanitize=fuzzer) -o $@ $(filter %.o,$^) -Wl,--start-group $(LIBS_ALL_A) -Wl,--end-group $(LIBS_ENGINE)
+
 # These start real workers.
 $(BUILD)/tests/unit/test_core_loop $(BUILD)/tests/unit/test_core_loop_beat: | $(BUILD)/bin/paged-worker
 
-# T=name narrows to tests whose file begins with test_name.
-test-unit: $(if $(T),$(foreach b,$(UNIT_BIN),$(if $(filter test_$(T)%,$(notdir $b)),$b)),$(UNIT_BIN))
+# T=name narrows to tests whose file begins with test_name or fuzz_name.
+test-unit: $(if $(T),$(foreach b,$(UNIT_BIN) $(FUZZ_BIN),$(if $(filter test_$(T)% fuzz_$(T)%,$(notdir $b)),$b)),$(UNIT_BIN) $(FUZZ_BIN))
 	$(Q)scripts/run_unit $^
 
 test-e2e: all
@@ -126,11 +144,7 @@ test: all
 bench: $(BENCH_BIN)
 	$(Q)for b in $^; do echo "== $$(basename $$b)"; $$b || exit 1; done
 
-# libFuzzer needs clang: make fuzz CC=clang. Without it the same targets are replayed over their corpora by tests.
-fuzz: $(patsubst %.c,$(BUILD)/%,$(FUZZ_SRC))
-$(BUILD)/tests/fuzz/%: tests/fuzz/%.c $(LIBS_ALL_A)
-	@mkdir -p $(@D)
-	$(call say,LD)$(CC) $(CFLAGS_ALL) -fsanitize=fuzzer $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(LIBS_ALL_A) -Wl,--end-group $(LIBS_ENGINE)
+fuzz: $(FUZZ_BIN)
 
 check:
 	$(Q)scripts/check_layers
@@ -154,4 +168,4 @@ install: all
 clean:
 	rm -rf build build-*
 
--include $(patsubst %.o,%.d,$(call obj,$(foreach l,$(LAYERS),$(SRC_$l)) $(MAINS) $(UNIT_SRC) $(wildcard tests/bench/bench_*.c)))
+-include $(patsubst %.o,%.d,$(call obj,$(foreach l,$(LAYERS),$(SRC_$l)) $(MAINS) $(UNIT_SRC) $(FUZZ_SRC) tests/fuzz/replay.c $(wildcard tests/bench/bench_*.c)))

@@ -1,0 +1,410 @@
+/* What a worker does with frames from its engine: the real worker loop with the simulated runner or
+ * the model runner (a tiny model, reference kernels), over a link that this file
+ * implements. Frames are built from the input: mostly plausible steps over a few requests and
+ * blocks, so that rows, tables and epochs are reached, with wrong numbers and damaged bytes among
+ * them. Whatever comes, the worker answers, or ends with an error that it has told; an answer must
+ * itself be a valid frame, of the step it belongs to. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/model/dtype.h"
+#include "proto/control.h"
+#include "proto/scheduler_output.h"
+#include "tests/fuzz/fuzz_input.h"
+#include "worker/worker_loop.h"
+
+#define EPOCH        7
+#define MODEL        "tests/data/models/llama31-tiny/llama31-tiny.f16.gguf"
+#define MAX_SEQS     4
+#define MAX_BATCHED  48
+#define MAX_LEN      64
+#define MAX_LOGPROBS 3
+#define BLOCK_SIZE   16
+#define N_BLOCKS     12
+#define N_REQUESTS   6 /* different request ids */
+#define MAX_BLOCKS   (MAX_LEN / BLOCK_SIZE + 2)
+#define MAX_FRAMES   40
+#define MAX_GONE     3
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+
+/* What an engine would know of a request. */
+typedef struct known {
+    bool is_live;
+    uint32_t epoch;
+    int32_t n_tokens;
+    int32_t n_computed;
+    int32_t n_scheduled; /* in the step that is out */
+    int32_t n_blocks;
+} known;
+
+struct engine_link {
+    fuzz_input in;
+    known requests[N_REQUESTS];
+    int n_frames;
+    uint64_t step_id;
+    bool step_is_out;
+    bool told_error;
+    bool sent_shutdown;
+    wire_limits limits;
+    wire_scratch scratch;
+    void *frame; /* the last one handed out */
+    /* parts of the step being built */
+    token_id tokens[MAX_SEQS + 1][MAX_LEN + 2];
+    block_id blocks[MAX_SEQS + 1][MAX_BLOCKS];
+    token_id stop_ids[4];
+    logit_bias biases[2];
+    new_request_msg new_requests[MAX_SEQS + 1];
+    cached_request_msg cached[MAX_SEQS + 1];
+    uint64_t finished[MAX_GONE];
+    uint64_t preempted[MAX_GONE];
+    block_id to_zero[3];
+};
+
+/* --- building frames -------------------------------------------------------------------------- */
+
+static void *encode(engine_link *l, size_t *n_bytes, wire_type type, const wire_record *rec,
+                    const void *msg)
+{
+    free(l->frame);
+    *n_bytes = wire_frame_bytes(rec, msg);
+    l->frame = malloc(*n_bytes);
+    if (l->frame == NULL)
+        abort();
+    wire_encode(l->frame, *n_bytes, type, EPOCH, rec, msg);
+    return l->frame;
+}
+
+static void *build_load(engine_link *l, size_t *n_bytes)
+{
+    fuzz_input *in = &l->in;
+    load_msg m = {.kv_dtype = DTYPE_F16,
+                  .block_size = BLOCK_SIZE,
+                  .max_model_len = MAX_LEN,
+                  .max_num_seqs = MAX_SEQS,
+                  .max_num_batched_tokens = MAX_BATCHED,
+                  .max_logprobs = MAX_LOGPROBS,
+                  .n_threads = 1,
+                  .sim_vocab_size = 300};
+    int32_t *fields[] = {&m.kv_dtype, &m.block_size, &m.max_logprobs, &m.sim_vocab_size};
+    uint8_t odd = fuzz_u8(in);
+    int32_t *field = fields[odd % PGD_ARRAY_LEN(fields)];
+    *field = fuzz_bend(in, odd, *field);
+    (void)snprintf(m.model_path, sizeof(m.model_path), "%s", odd == 239 ? "/no/such/model" : MODEL);
+    return encode(l, n_bytes, WIRE_LOAD, &control_load_record, &m);
+}
+
+static void *build_kv_config(engine_link *l, size_t *n_bytes)
+{
+    fuzz_input *in = &l->in;
+    kv_config_msg m = {
+        .n_blocks = N_BLOCKS, .n_groups = 1, .block_size = BLOCK_SIZE, .max_model_len = MAX_LEN};
+    int32_t *fields[] = {&m.n_groups, &m.block_size, &m.max_model_len};
+    uint8_t odd = fuzz_u8(in);
+    int32_t *field = fields[odd % PGD_ARRAY_LEN(fields)];
+    *field = fuzz_bend(in, odd, *field);
+    return encode(l, n_bytes, WIRE_KV_CONFIG, &control_kv_config_record, &m);
+}
+
+static void fill_params(engine_link *l, sampling_params *p)
+{
+    fuzz_input *in = &l->in;
+    uint8_t kind = fuzz_u8(in);
+    *p = (sampling_params){.temperature = (kind & 1) != 0 ? 0.7f : 0,
+                           .top_p = (kind & 2) != 0 ? 0.5f : 1,
+                           .min_p = (kind & 4) != 0 ? 0.1f : 0,
+                           .top_k = (kind & 8) != 0 ? fuzz_u8(in) : 0,
+                           .repetition_penalty = (kind & 16) != 0 ? 1.2f : 1,
+                           .presence_penalty = (kind & 32) != 0 ? -2 : 0,
+                           .seed = kind,
+                           .n_logprobs = fuzz_below(in, MAX_LOGPROBS + 2) - 1,
+                           .stop_ids = l->stop_ids,
+                           .logit_bias = l->biases};
+    if ((kind & 64) != 0) {
+        p->n_stop_ids = 1 + fuzz_below(in, (int32_t)PGD_ARRAY_LEN(l->stop_ids));
+        p->min_tokens = fuzz_below(in, 4);
+        for (int32_t i = 0; i < p->n_stop_ids; i++)
+            l->stop_ids[i] = fuzz_u8(in);
+    }
+    if ((kind & 128) != 0) {
+        uint32_t bits = fuzz_u32(in);
+        p->n_logit_bias = (int32_t)PGD_ARRAY_LEN(l->biases);
+        for (int32_t i = 0; i < p->n_logit_bias; i++) {
+            l->biases[i] = (logit_bias){fuzz_u8(in), 5};
+            memcpy(&l->biases[i].bias, &bits, sizeof(bits));
+        }
+    }
+}
+
+/* Blocks of a table that grows to n_tokens: any but the null block, so that requests overwrite each
+ * other's at times. */
+static int32_t fill_blocks(engine_link *l, block_id *out, int32_t n_had, int32_t n_tokens)
+{
+    int32_t n = PGD_CEIL_DIV(n_tokens, BLOCK_SIZE) - n_had;
+    for (int32_t i = 0; i < n; i++) {
+        uint8_t b = fuzz_u8(&l->in);
+        out[i] = b < 240 ? 1 + b % (N_BLOCKS - 1) : fuzz_bend(&l->in, b, 1);
+    }
+    return PGD_MAX(n, 0);
+}
+
+static int32_t schedule_new(engine_link *l, scheduler_output *out, int32_t id)
+{
+    fuzz_input *in = &l->in;
+    known *k = &l->requests[id];
+    new_request_msg *m = &l->new_requests[out->n_new];
+    uint8_t odd = fuzz_u8(in);
+    int32_t at = out->n_new++;
+    k->is_live = true;
+    k->epoch++;
+    k->n_tokens = 1 + fuzz_below(in, 40);
+    k->n_computed = odd % 8 == 7 ? k->n_tokens / 2 : 0;
+    k->n_scheduled = k->n_tokens - k->n_computed;
+    if (odd % 4 == 3)
+        k->n_scheduled = PGD_MIN(k->n_scheduled, 5);
+    for (int32_t i = 0; i < k->n_tokens; i++)
+        l->tokens[at][i] = (id * 7 + i) % 250;
+    *m = (new_request_msg){.request_id = (uint64_t)id,
+                           .request_epoch = k->epoch,
+                           .n_prompt_tokens = odd % 16 == 8 ? 1 : k->n_tokens,
+                           .n_tokens = k->n_tokens,
+                           .tokens = l->tokens[at],
+                           .n_computed_tokens = k->n_computed,
+                           .n_scheduled_tokens = k->n_scheduled};
+    fill_params(l, &m->params);
+    m->blocks.ids[0] = l->blocks[out->n_new + out->n_cached - 1];
+    m->blocks.n_blocks[0] = k->n_blocks = fill_blocks(l, l->blocks[out->n_new + out->n_cached - 1],
+                                                      0, k->n_computed + k->n_scheduled);
+    if (odd >= 240) {
+        int32_t *fields[] = {&m->n_prompt_tokens,   &m->n_computed_tokens, &m->n_scheduled_tokens,
+                             &m->params.top_k,      &m->params.n_logprobs, &m->params.choice_idx,
+                             &m->params.min_tokens, &l->tokens[at][0]};
+        int32_t *field = fields[fuzz_below(in, (int32_t)PGD_ARRAY_LEN(fields))];
+        *field = fuzz_bend(in, odd, *field);
+    }
+    return m->n_scheduled_tokens;
+}
+
+static int32_t schedule_cached(engine_link *l, scheduler_output *out, int32_t id)
+{
+    fuzz_input *in = &l->in;
+    known *k = &l->requests[id];
+    cached_request_msg *m = &l->cached[out->n_cached++];
+    block_id *blocks = l->blocks[out->n_new + out->n_cached - 1];
+    uint8_t odd = fuzz_u8(in);
+    k->n_scheduled = PGD_MAX(k->n_tokens - k->n_computed, 0);
+    if (odd % 4 == 3)
+        k->n_scheduled = PGD_MIN(k->n_scheduled, 5);
+    *m = (cached_request_msg){.request_id = (uint64_t)id,
+                              .n_computed_tokens = k->n_computed,
+                              .n_scheduled_tokens = k->n_scheduled};
+    m->new_blocks.ids[0] = blocks;
+    m->new_blocks.n_blocks[0] = fill_blocks(l, blocks, k->n_blocks, k->n_computed + k->n_scheduled);
+    k->n_blocks += m->new_blocks.n_blocks[0];
+    if (odd >= 240) {
+        int32_t *fields[] = {&m->n_computed_tokens, &m->n_scheduled_tokens, &m->n_draft_tokens};
+        int32_t *field = fields[fuzz_below(in, (int32_t)PGD_ARRAY_LEN(fields))];
+        *field = fuzz_bend(in, odd, *field);
+    }
+    return m->n_scheduled_tokens;
+}
+
+static void *build_step(engine_link *l, size_t *n_bytes)
+{
+    fuzz_input *in = &l->in;
+    uint8_t kind = fuzz_u8(in);
+    int32_t n_gone = (kind >> 2) % MAX_GONE;
+    int64_t total = 0;
+    scheduler_output out = {.step_id = ++l->step_id,
+                            .n_groups = 1,
+                            .new_requests = l->new_requests,
+                            .cached_requests = l->cached,
+                            .finished_ids = l->finished,
+                            .preempted_ids = l->preempted,
+                            .blocks_to_zero = l->to_zero};
+    for (int32_t i = 0; i < N_REQUESTS; i++)
+        l->requests[i].n_scheduled = 0;
+    for (int32_t i = 0; i < n_gone; i++) {
+        uint8_t which = fuzz_u8(in);
+        l->requests[which % N_REQUESTS].is_live = false;
+        if (which < 128)
+            l->finished[out.n_finished++] = which % N_REQUESTS;
+        else
+            l->preempted[out.n_preempted++] = which % N_REQUESTS;
+    }
+    for (int32_t i = 0; i < 1 + kind % MAX_SEQS; i++) {
+        uint8_t which = fuzz_u8(in);
+        int32_t id = which % N_REQUESTS;
+        bool as_new = l->requests[id].is_live == (which >= 250); /* seldom the wrong one */
+        total += as_new ? schedule_new(l, &out, id) : schedule_cached(l, &out, id);
+    }
+    for (int32_t i = 0; i < (kind >> 4) % 4; i++)
+        l->to_zero[out.n_blocks_to_zero++] = fuzz_bend(in, fuzz_u8(in), 1 + i);
+    uint8_t odd = kind >= 240 ? fuzz_u8(in) : 0;
+    out.total_scheduled_tokens = fuzz_bend(in, odd, (int32_t)PGD_MAX(PGD_MIN(total, 100000), 0));
+    l->step_is_out = true;
+    return encode(l, n_bytes, WIRE_STEP, &scheduler_output_record, &out);
+}
+
+/* --- the link --------------------------------------------------------------------------------- */
+
+pgd_err engine_link_open(engine_link **out, const char *url, uint32_t worker_epoch,
+                         size_t max_recv_bytes, pgd_why *why)
+{
+    (void)out;
+    (void)url;
+    (void)worker_epoch;
+    (void)max_recv_bytes;
+    return pgd_fail(why, PGD_EUNSUPPORTED, "not in this program");
+}
+
+void engine_link_close(engine_link *l)
+{
+    (void)l;
+}
+
+int engine_link_get_lost_fd(const engine_link *l)
+{
+    (void)l;
+    return -1;
+}
+
+/* Frame 0 is load, frame 1 the KV configuration, then steps come; now and then something else, or a
+ * frame with damaged bytes. */
+static void *next_frame(engine_link *l, size_t *n_bytes)
+{
+    fuzz_input *in = &l->in;
+    uint8_t kind = fuzz_u8(in);
+    int n = l->n_frames;
+    if (kind == 255)
+        return encode(l, n_bytes, WIRE_PING, NULL, NULL);
+    if (kind == 254) {
+        l->sent_shutdown = true;
+        return encode(l, n_bytes, WIRE_SHUTDOWN, NULL, NULL);
+    }
+    if (kind == 253) {
+        error_msg m = {.err = PGD_EPROTO, .is_fatal = 1, .text = "no"};
+        l->told_error = true;
+        return encode(l, n_bytes, WIRE_ERROR, &control_error_record, &m);
+    }
+    l->n_frames++;
+    n += kind == 252; /* out of turn */
+    void *frame = n == 0   ? build_load(l, n_bytes)
+                  : n == 1 ? build_kv_config(l, n_bytes)
+                           : build_step(l, n_bytes);
+    /* A damaged load message could ask for gigabytes, or for a minute's sleep per step. */
+    for (int i = 0; kind >= 240 && kind < 252 && n > 0 && i <= kind - 240; i++)
+        ((uint8_t *)frame)[fuzz_u32(in) % *n_bytes] ^= fuzz_u8(in);
+    return frame;
+}
+
+pgd_err engine_link_recv(engine_link *l, engine_frame *out, pgd_why *why)
+{
+    wire_header h;
+    PGD_ASSERT(!l->step_is_out); /* the step before was answered */
+    for (;;) {
+        if (!fuzz_more(&l->in) || l->n_frames >= MAX_FRAMES)
+            return PGD_ECLOSED;
+        size_t n_bytes;
+        void *frame = next_frame(l, &n_bytes);
+        PGD_TRY(wire_decode_header(&h, frame, n_bytes, why));
+        *out = (engine_frame){h.type, frame, n_bytes};
+        if (h.worker_epoch == EPOCH)
+            return PGD_OK;
+        l->step_is_out = false; /* dropped */
+    }
+}
+
+/* The tokens that the result brings are the engine's knowledge from now on. */
+static void take_result(engine_link *l, const void *frame, size_t n_bytes)
+{
+    step_result r;
+    pgd_why why = {{0}};
+    PGD_ASSERTF(step_result_decode(&r, &l->scratch, frame, n_bytes, &l->limits, &why) == PGD_OK,
+                "%s", why.text);
+    PGD_ASSERT(l->step_is_out);
+    l->step_is_out = false;
+    for (int32_t i = 0; i < N_REQUESTS; i++)
+        l->requests[i].n_computed += l->requests[i].n_scheduled;
+    for (int32_t i = 0; i < r.n_results; i++) {
+        uint64_t id = r.results[i].request_id;
+        if (id < N_REQUESTS)
+            l->requests[id].n_tokens += r.results[i].n_tokens;
+    }
+}
+
+/* What the worker sends must be what an engine accepts. */
+pgd_err engine_link_send(engine_link *l, wire_type type, const wire_record *rec, const void *msg,
+                         bool wait)
+{
+    size_t n_bytes = wire_frame_bytes(rec, msg);
+    void *frame = malloc(n_bytes);
+    pgd_why why = {{0}};
+    if (frame == NULL)
+        abort();
+    wire_encode(frame, n_bytes, type, EPOCH, rec, msg);
+    (void)wait;
+    if (type == WIRE_RESULT) {
+        take_result(l, frame, n_bytes);
+    } else if (type == WIRE_LOAD_DONE) {
+        load_done_msg m;
+        PGD_ASSERTF(control_decode_load_done(&m, frame, n_bytes, &why) == PGD_OK, "%s", why.text);
+        l->limits.vocab_size = m.vocab_size;
+        PGD_ASSERT(wire_limits_derive(&l->limits, &why) == PGD_OK);
+    } else if (type == WIRE_ERROR) {
+        error_msg m;
+        PGD_ASSERTF(control_decode_error(&m, frame, n_bytes, &why) == PGD_OK, "%s", why.text);
+        PGD_ASSERT(m.is_fatal > 0 && m.text[0] != '\0');
+        l->told_error = true;
+        l->step_is_out = false;
+    }
+    free(frame);
+    return PGD_OK;
+}
+
+/* --- runs ------------------------------------------------------------------------------------- */
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    (void)argc;
+    (void)argv;
+    fuzz_quiet();
+    return setenv("PGD_CPU_ISA", "ref", 1);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
+{
+    static engine_link l;
+    static uint64_t room[1 << 13];
+    static uint64_t last_step_id;
+    pgd_why why = {{0}};
+    step_runner *runner;
+    memset(&l, 0, sizeof(l));
+    l.in = (fuzz_input){data, n_bytes, 0};
+    l.scratch = (wire_scratch){.data = (uint8_t *)room, .cap_bytes = sizeof(room)};
+    l.limits = (wire_limits){.max_num_seqs = MAX_SEQS,
+                             .max_num_batched_tokens = MAX_BATCHED,
+                             .max_model_len = MAX_LEN,
+                             .vocab_size = 1,
+                             .n_blocks = N_BLOCKS,
+                             .block_size = BLOCK_SIZE,
+                             .n_groups = 1,
+                             .max_logprobs = PGD_MAX_LOGPROBS};
+    bool use_model = fuzz_u8(&l.in) % 4 == 0;
+    if ((use_model ? model_runner_create(&runner, "cpu", &why)
+                   : sim_runner_create(&runner, &why)) != PGD_OK)
+        PGD_PANIC("%s", why.text);
+    worker_loop_opts opts = {.link = &l,
+                             .runner = runner,
+                             .device = use_model ? "cpu" : "sim",
+                             .last_step_id = &last_step_id};
+    pgd_err err = worker_loop_run(&opts, &why);
+    PGD_ASSERT(err != PGD_OK || l.sent_shutdown);
+    PGD_ASSERT(err == PGD_OK || err == PGD_ECLOSED || why.text[0] != '\0' || l.told_error);
+    runner->vtbl->destroy(runner);
+    free(l.frame);
+    return 0;
+}
