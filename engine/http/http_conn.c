@@ -828,7 +828,7 @@ bool http_conn_stream_write(http_conn *c, const void *data, size_t n_bytes)
     PGD_ASSERT(c->streaming);
     if (c->phase == PHASE_CLOSING)
         return false;
-    if (n_bytes == 0)
+    if (n_bytes == 0 || c->is_head)
         return true;
     size_t max_bytes = (size_t)c->host->cfg->max_output_buffer_bytes;
     if (unsent_bytes(c) + n_bytes > max_bytes)
@@ -857,7 +857,7 @@ void http_conn_stream_end(http_conn *c)
     PGD_ASSERT(c->streaming);
     c->streaming = false;
     static const char last_chunk[] = "0\r\n\r\n";
-    if (!c->is_http10)
+    if (!c->is_http10 && !c->is_head)
         give_output(c, last_chunk, sizeof(last_chunk) - 1);
     end_answer(c);
 }

@@ -1,4 +1,4 @@
-/* What a worker does with frames from its engine: the real worker loop with the simulated runner or
+/* What a worker does with frames from its engine: the real handshake and worker loop with the simulated runner or
  * the model runner (a tiny model, reference kernels), over a link that this file
  * implements. Frames are built from the input: mostly plausible steps over a few requests and
  * blocks, so that rows, tables and epochs are reached, with wrong numbers and damaged bytes among
@@ -9,14 +9,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <unistd.h>
+
 #include "common/model/dtype.h"
 #include "proto/control.h"
 #include "proto/scheduler_output.h"
 #include "tests/fuzz/fuzz_input.h"
+#include "tests/unit/model_builder.h"
+#include "worker/handshake.h"
 #include "worker/worker_loop.h"
 
 #define EPOCH        7
-#define MODEL        "tests/data/models/llama31-tiny/llama31-tiny.f16.gguf"
+#define DIM          32 /* of the model: as small as a model may be */
+#define VOCAB_SIZE   48
 #define MAX_SEQS     4
 #define MAX_BATCHED  48
 #define MAX_LEN      64
@@ -49,6 +56,7 @@ struct engine_link {
     bool step_is_out;
     bool told_error;
     bool sent_shutdown;
+    attach_terms terms;
     wire_limits limits;
     wire_scratch scratch;
     void *frame; /* the last one handed out */
@@ -63,6 +71,55 @@ struct engine_link {
     uint64_t preempted[MAX_GONE];
     block_id to_zero[3];
 };
+
+static char model_path[64];
+
+/* --- the model -------------------------------------------------------------------------------- */
+
+static void describe_model(builder *b)
+{
+    builder_begin(b);
+    builder_kv_string(b, "general.architecture", "llama");
+    builder_kv_u32(b, "general.alignment", 32);
+    builder_kv_u32(b, "llama.block_count", 1);
+    builder_kv_u32(b, "llama.context_length", MAX_LEN);
+    builder_kv_u32(b, "llama.embedding_length", DIM);
+    builder_kv_u32(b, "llama.feed_forward_length", DIM);
+    builder_kv_u32(b, "llama.attention.head_count", 2);
+    builder_kv_u32(b, "llama.attention.head_count_kv", 1);
+    builder_kv_f32(b, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    builder_kv_u32(b, "llama.rope.dimension_count", DIM / 2);
+    builder_kv_u32(b, "llama.vocab_size", VOCAB_SIZE);
+    builder_tensor(b, "token_embd.weight", DTYPE_F32, VOCAB_SIZE, DIM);
+    builder_tensor(b, "blk.0.attn_norm.weight", DTYPE_F32, 0, DIM);
+    builder_tensor(b, "blk.0.attn_q.weight", DTYPE_F32, DIM, DIM);
+    builder_tensor(b, "blk.0.attn_k.weight", DTYPE_F32, DIM / 2, DIM);
+    builder_tensor(b, "blk.0.attn_v.weight", DTYPE_F32, DIM / 2, DIM);
+    builder_tensor(b, "blk.0.attn_output.weight", DTYPE_F32, DIM, DIM);
+    builder_tensor(b, "blk.0.ffn_norm.weight", DTYPE_F32, 0, DIM);
+    builder_tensor(b, "blk.0.ffn_gate.weight", DTYPE_F32, DIM, DIM);
+    builder_tensor(b, "blk.0.ffn_up.weight", DTYPE_F32, DIM, DIM);
+    builder_tensor(b, "blk.0.ffn_down.weight", DTYPE_F32, DIM, DIM);
+    builder_tensor(b, "output_norm.weight", DTYPE_F32, 0, DIM);
+    builder_tensor(b, "output.weight", DTYPE_F32, VOCAB_SIZE, DIM);
+    builder_end(b);
+}
+
+/* A llama of one layer in a file in memory, open until the program ends. */
+static void make_model(void)
+{
+    static builder b;
+    describe_model(&b);
+    for (size_t at = PGD_ROUND_UP(b.header_bytes, 32); at < b.n_bytes; at += sizeof(float)) {
+        float v = (float)(int)(at * 37 % 61 - 30) / 64;
+        memcpy(b.data + at, &v, sizeof(v));
+    }
+    int fd = memfd_create("fuzz_worker", MFD_CLOEXEC);
+    if (fd < 0 || write(fd, b.data, b.n_bytes) != (ssize_t)b.n_bytes)
+        abort();
+    (void)snprintf(model_path, sizeof(model_path), "/proc/self/fd/%d", fd);
+    builder_free(&b);
+}
 
 /* --- building frames -------------------------------------------------------------------------- */
 
@@ -88,12 +145,13 @@ static void *build_load(engine_link *l, size_t *n_bytes)
                   .max_num_batched_tokens = MAX_BATCHED,
                   .max_logprobs = MAX_LOGPROBS,
                   .n_threads = 1,
-                  .sim_vocab_size = 300};
+                  .sim_vocab_size = VOCAB_SIZE};
     int32_t *fields[] = {&m.kv_dtype, &m.block_size, &m.max_logprobs, &m.sim_vocab_size};
     uint8_t odd = fuzz_u8(in);
     int32_t *field = fields[odd % PGD_ARRAY_LEN(fields)];
     *field = fuzz_bend(in, odd, *field);
-    (void)snprintf(m.model_path, sizeof(m.model_path), "%s", odd == 239 ? "/no/such/model" : MODEL);
+    (void)snprintf(m.model_path, sizeof(m.model_path), "%s",
+                   odd == 239 ? "/no/such/model" : model_path);
     return encode(l, n_bytes, WIRE_LOAD, &control_load_record, &m);
 }
 
@@ -127,13 +185,13 @@ static void fill_params(engine_link *l, sampling_params *p)
         p->n_stop_ids = 1 + fuzz_below(in, (int32_t)PGD_ARRAY_LEN(l->stop_ids));
         p->min_tokens = fuzz_below(in, 4);
         for (int32_t i = 0; i < p->n_stop_ids; i++)
-            l->stop_ids[i] = fuzz_u8(in);
+            l->stop_ids[i] = fuzz_below(in, VOCAB_SIZE + 1);
     }
     if ((kind & 128) != 0) {
         uint32_t bits = fuzz_u32(in);
         p->n_logit_bias = (int32_t)PGD_ARRAY_LEN(l->biases);
         for (int32_t i = 0; i < p->n_logit_bias; i++) {
-            l->biases[i] = (logit_bias){fuzz_u8(in), 5};
+            l->biases[i] = (logit_bias){fuzz_below(in, VOCAB_SIZE + 1), 5};
             memcpy(&l->biases[i].bias, &bits, sizeof(bits));
         }
     }
@@ -166,7 +224,7 @@ static int32_t schedule_new(engine_link *l, scheduler_output *out, int32_t id)
     if (odd % 4 == 3)
         k->n_scheduled = PGD_MIN(k->n_scheduled, 5);
     for (int32_t i = 0; i < k->n_tokens; i++)
-        l->tokens[at][i] = (id * 7 + i) % 250;
+        l->tokens[at][i] = (id * 7 + i) % VOCAB_SIZE;
     *m = (new_request_msg){.request_id = (uint64_t)id,
                            .request_epoch = k->epoch,
                            .n_prompt_tokens = odd % 16 == 8 ? 1 : k->n_tokens,
@@ -249,16 +307,38 @@ static void *build_step(engine_link *l, size_t *n_bytes)
     return encode(l, n_bytes, WIRE_STEP, &scheduler_output_record, &out);
 }
 
+static void *build_attach(engine_link *l, size_t *n_bytes)
+{
+    static const attach_key key;
+    attach_msg m = {.max_frame_bytes = 1 << 20};
+    uint8_t odd = fuzz_u8(&l->in);
+    if (odd == 255)
+        return encode(l, n_bytes, WIRE_PING, NULL, NULL);
+    l->terms.worker_epoch = EPOCH;
+    l->terms.max_frame_bytes = m.max_frame_bytes;
+    memset(l->terms.engine_nonce, 0x77, sizeof(l->terms.engine_nonce));
+    memcpy(m.nonce, l->terms.engine_nonce, sizeof(m.nonce));
+    if (attach_prove(m.proof, &key, ATTACH_ENGINE, &l->terms) != PGD_OK)
+        abort();
+    void *frame = encode(l, n_bytes, WIRE_ATTACH, &control_attach_record, &m);
+    if (odd >= 240)
+        ((uint8_t *)frame)[fuzz_u32(&l->in) % *n_bytes] ^= odd;
+    return frame;
+}
+
 /* --- the link --------------------------------------------------------------------------------- */
 
-pgd_err engine_link_open(engine_link **out, const char *url, uint32_t worker_epoch,
-                         size_t max_recv_bytes, pgd_why *why)
+pgd_err engine_link_listen(engine_link **out, const char *url, size_t max_recv_bytes, pgd_why *why)
 {
     (void)out;
     (void)url;
-    (void)worker_epoch;
     (void)max_recv_bytes;
     return pgd_fail(why, PGD_EUNSUPPORTED, "not in this program");
+}
+
+void engine_link_wait(engine_link *l)
+{
+    (void)l;
 }
 
 void engine_link_close(engine_link *l)
@@ -266,10 +346,24 @@ void engine_link_close(engine_link *l)
     (void)l;
 }
 
-int engine_link_get_lost_fd(const engine_link *l)
+pgd_err engine_link_adopt(engine_link *l, uint32_t worker_epoch, size_t max_recv_bytes)
 {
     (void)l;
-    return -1;
+    PGD_ASSERT(worker_epoch == EPOCH && max_recv_bytes == 1 << 20); /* proved */
+    return PGD_OK;
+}
+
+pgd_err engine_link_recv_within(engine_link *l, engine_frame *out, int timeout_ms, pgd_why *why)
+{
+    wire_header h;
+    (void)timeout_ms;
+    if (l->told_error)
+        return PGD_ECLOSED;
+    size_t n_bytes;
+    void *frame = build_attach(l, &n_bytes);
+    PGD_TRY(wire_decode_header(&h, frame, n_bytes, why));
+    *out = (engine_frame){h.type, h.worker_epoch, frame, n_bytes};
+    return PGD_OK;
 }
 
 /* Frame 0 is load, frame 1 the KV configuration, then steps come; now and then something else, or a
@@ -311,7 +405,7 @@ pgd_err engine_link_recv(engine_link *l, engine_frame *out, pgd_why *why)
         size_t n_bytes;
         void *frame = next_frame(l, &n_bytes);
         PGD_TRY(wire_decode_header(&h, frame, n_bytes, why));
-        *out = (engine_frame){h.type, frame, n_bytes};
+        *out = (engine_frame){h.type, h.worker_epoch, frame, n_bytes};
         if (h.worker_epoch == EPOCH)
             return PGD_OK;
         l->step_is_out = false; /* dropped */
@@ -349,6 +443,10 @@ pgd_err engine_link_send(engine_link *l, wire_type type, const wire_record *rec,
     (void)wait;
     if (type == WIRE_RESULT) {
         take_result(l, frame, n_bytes);
+    } else if (type == WIRE_CHALLENGE) {
+        challenge_msg m;
+        PGD_ASSERTF(control_decode_challenge(&m, frame, n_bytes, &why) == PGD_OK, "%s", why.text);
+        memcpy(l->terms.worker_nonce, m.nonce, sizeof(m.nonce));
     } else if (type == WIRE_LOAD_DONE) {
         load_done_msg m;
         PGD_ASSERTF(control_decode_load_done(&m, frame, n_bytes, &why) == PGD_OK, "%s", why.text);
@@ -365,6 +463,14 @@ pgd_err engine_link_send(engine_link *l, wire_type type, const wire_record *rec,
     return PGD_OK;
 }
 
+/* The same nonce in every run, so that an input does the same in every run. */
+ssize_t getrandom(void *out, size_t n_bytes, unsigned flags)
+{
+    (void)flags;
+    memset(out, 0x5a, n_bytes);
+    return (ssize_t)n_bytes;
+}
+
 /* --- runs ------------------------------------------------------------------------------------- */
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
@@ -372,6 +478,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     (void)argc;
     (void)argv;
     fuzz_quiet();
+    make_model();
     return setenv("PGD_CPU_ISA", "ref", 1);
 }
 
@@ -380,6 +487,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     static engine_link l;
     static uint64_t room[1 << 13];
     static uint64_t last_step_id;
+    static const attach_key key;
     pgd_why why = {{0}};
     step_runner *runner;
     memset(&l, 0, sizeof(l));
@@ -401,7 +509,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
                              .runner = runner,
                              .device = use_model ? "cpu" : "sim",
                              .last_step_id = &last_step_id};
-    pgd_err err = worker_loop_run(&opts, &why);
+    pgd_err err = handshake_run(opts.proof, &l, &key, 1, &why);
+    if (err == PGD_OK)
+        err = worker_loop_run(&opts, &why);
     PGD_ASSERT(err != PGD_OK || l.sent_shutdown);
     PGD_ASSERT(err == PGD_OK || err == PGD_ECLOSED || why.text[0] != '\0' || l.told_error);
     runner->vtbl->destroy(runner);

@@ -13,11 +13,10 @@
 
 #include "common/clock.h"
 #include "common/mem.h"
-#include "engine/core/runtime_dir.h"
 #include "engine/core/scheduler_internal.h"
+#include "engine/core/worker_host.h"
 #include "engine/core/worker_life.h"
 #include "engine/core/worker_link.h"
-#include "engine/supervisor.h"
 #include "tests/fuzz/fuzz_input.h"
 
 #define MAX_SEQS     4
@@ -38,6 +37,7 @@ typedef struct frame {
 
 struct worker_link {
     uint32_t epoch;
+    bool is_attached;
     bool is_lost;
     frame queue[MAX_QUEUED];
     int n_queued;
@@ -46,15 +46,13 @@ struct worker_link {
     int n_held;
 };
 
-struct supervisor {
-    bool is_alive;
-    uint8_t token[CONTROL_TOKEN_BYTES];
-};
-
 typedef struct rig {
     fuzz_input in;
     uint64_t now_us;
-    supervisor sup;
+    worker_host host;
+    bool is_alive;
+    int n_lives;
+    attach_terms terms;
     worker_link *link; /* of the life at hand, or NULL */
     pgd_err send_err;
     bool ring_is_full; /* no room for a result's events */
@@ -72,7 +70,7 @@ static rig r;
 
 /* --- clock, process and link ------------------------------------------------------------------ */
 
-/* The same token in every run, so that an input does the same in every run. */
+/* The same nonce in every run, so that an input does the same in every run. */
 ssize_t getrandom(void *out, size_t n_bytes, unsigned flags)
 {
     (void)flags;
@@ -95,72 +93,104 @@ int64_t clock_wall_s(void)
     return 0;
 }
 
-pgd_err runtime_dir_prepare(char out[RUNTIME_DIR_BYTES], const char *wanted, pgd_why *why)
+static pgd_err host_start(worker_host *h, worker_link **link, worker_link_opts *opts, pgd_why *why)
 {
-    (void)wanted;
-    (void)why;
-    (void)snprintf(out, RUNTIME_DIR_BYTES, "/nowhere");
-    return PGD_OK;
-}
-
-void runtime_dir_sweep(const char *dir)
-{
-    (void)dir;
-}
-
-pgd_err supervisor_create(supervisor **out)
-{
-    *out = &r.sup;
-    return PGD_OK;
-}
-
-void supervisor_destroy(supervisor *s)
-{
-    PGD_ASSERT(s == NULL || !s->is_alive);
-}
-
-pgd_err supervisor_start(supervisor *s, const char *path, const char *const argv[],
-                         const char *stdin_text, pgd_why *why)
-{
-    unsigned byte;
-    (void)path;
-    PGD_ASSERT(!s->is_alive && argv[0] != NULL);
+    (void)h;
+    PGD_ASSERT(!r.is_alive);
+    r.n_lives++;
     if (fuzz_below(&r.in, 32) == 31)
-        return pgd_fail(why, PGD_EIO, "no process today");
-    for (size_t i = 0; i < sizeof(s->token); i++) {
-        PGD_ASSERT(sscanf(stdin_text + strlen("token=") + 2 * i, "%2x", &byte) == 1);
-        s->token[i] = (uint8_t)byte;
-    }
-    s->is_alive = true;
+        return pgd_fail(why, fuzz_u8(&r.in) % 2 != 0 ? PGD_EIO : PGD_ENOENT, "no process today");
+    PGD_TRY(worker_link_open(link, opts, why));
+    r.is_alive = true;
     return PGD_OK;
 }
 
-int supervisor_get_fds(const supervisor *s, int fds[SUPERVISOR_MAX_FDS])
+static bool host_poll(worker_host *h)
 {
-    (void)s;
+    (void)h;
+    return !r.is_alive;
+}
+
+static void host_kill(worker_host *h)
+{
+    (void)h;
+    r.is_alive = false;
+}
+
+static int host_get_fds(const worker_host *h, int fds[WORKER_HOST_MAX_FDS])
+{
+    (void)h;
     (void)fds;
     return 0;
 }
 
-bool supervisor_poll(supervisor *s)
+static int64_t host_get_pid(const worker_host *h)
 {
-    return !s->is_alive;
+    (void)h;
+    return r.is_alive ? 1 : 0;
 }
 
-void supervisor_kill(supervisor *s)
+static const char *host_get_epitaph(const worker_host *h)
 {
-    s->is_alive = false;
+    (void)h;
+    PGD_ASSERT(!r.is_alive);
+    return "ended";
 }
 
-pid_t supervisor_get_pid(const supervisor *s)
+static int host_get_signal(const worker_host *h)
 {
-    return s->is_alive ? 1 : 0;
+    (void)h;
+    return r.n_lives % 2 != 0 ? 9 : 0;
 }
 
-const char *supervisor_get_epitaph(const supervisor *s)
+static const char *host_get_last_words(const worker_host *h)
 {
-    PGD_ASSERT(!s->is_alive);
+    (void)h;
     return "";
+}
+
+static void host_destroy(worker_host *h)
+{
+    (void)h;
+    PGD_ASSERT(!r.is_alive);
+}
+
+static const worker_host_vtbl host_vtbl = {.start = host_start,
+                                           .poll = host_poll,
+                                           .kill = host_kill,
+                                           .get_fds = host_get_fds,
+                                           .get_pid = host_get_pid,
+                                           .get_epitaph = host_get_epitaph,
+                                           .get_signal = host_get_signal,
+                                           .get_last_words = host_get_last_words,
+                                           .destroy = host_destroy};
+
+/* A child, or a worker that an operator started. */
+static pgd_err make_host(worker_host **out, bool is_child)
+{
+    r.host = (worker_host){.vtbl = &host_vtbl,
+                           .may_be_absent = !is_child,
+                           .url = is_child ? "" : "ipc:///nowhere",
+                           .gone_reason = is_child ? RESTART_EXIT : RESTART_CLOSED,
+                           .gone_early = "went early",
+                           .gone = "went"};
+    *out = &r.host;
+    return PGD_OK;
+}
+
+pgd_err worker_spawn_create(worker_host **out, const config *cfg, const char *device, pgd_why *why)
+{
+    (void)cfg;
+    (void)device;
+    (void)why;
+    return make_host(out, true);
+}
+
+pgd_err worker_attach_create(worker_host **out, const config *cfg, pgd_why *why)
+{
+    (void)cfg;
+    (void)why;
+    return make_host(out, false);
 }
 
 pgd_err worker_link_open(worker_link **out, const worker_link_opts *opts, pgd_why *why)
@@ -179,7 +209,7 @@ void worker_link_close(worker_link *l)
 {
     if (l == NULL)
         return;
-    PGD_ASSERT(!r.sup.is_alive);
+    PGD_ASSERT(!r.is_alive);
     for (int i = 0; i < l->n_queued; i++)
         free(l->queue[i].data);
     for (int i = 0; i < l->n_held; i++)
@@ -225,11 +255,19 @@ pgd_err worker_link_send(worker_link *l, wire_type type, const wire_record *rec,
     } else if (type == WIRE_LOAD) {
         load_msg m;
         PGD_ASSERTF(control_decode_load(&m, data, n_bytes, &why) == PGD_OK, "%s", why.text);
+    } else if (type == WIRE_ATTACH) {
+        attach_msg m;
+        PGD_ASSERTF(control_decode_attach(&m, data, n_bytes, &why) == PGD_OK, "%s", why.text);
+        r.terms.worker_epoch = l->epoch;
+        r.terms.max_frame_bytes = m.max_frame_bytes;
+        memcpy(r.terms.engine_nonce, m.nonce, sizeof(m.nonce));
+        PGD_ASSERT(attach_check(m.proof, &r.host.key, ATTACH_ENGINE, &r.terms, &why) == PGD_OK);
+        l->is_attached = true;
     } else if (type == WIRE_KV_CONFIG) {
         kv_config_msg m;
         PGD_ASSERTF(control_decode_kv_config(&m, data, n_bytes, &why) == PGD_OK, "%s", why.text);
     } else if (type == WIRE_SHUTDOWN) {
-        r.sup.is_alive = false;
+        r.is_alive = false;
     }
     free(data);
     return PGD_OK;
@@ -252,7 +290,7 @@ pgd_err worker_link_recv(worker_link *l, worker_frame *out, pgd_why *why)
         l->n_queued--;
         memmove(l->queue, l->queue + 1, (size_t)l->n_queued * sizeof(frame));
         pgd_err err = wire_decode_header(&h, f.data, f.n_bytes, why);
-        if (err == PGD_OK && h.worker_epoch == l->epoch) {
+        if (err == PGD_OK && (h.worker_epoch == l->epoch || h.type == WIRE_CHALLENGE)) {
             hand_out(l, f, out);
             return PGD_OK;
         }
@@ -286,6 +324,12 @@ bool worker_link_take_held(worker_link *l, worker_frame *out)
 int32_t worker_link_n_held(const worker_link *l)
 {
     return l->n_held;
+}
+
+bool worker_link_is_up(const worker_link *l)
+{
+    (void)l;
+    return !r.host.may_be_absent || fuzz_below(&r.in, 16) != 15;
 }
 
 bool worker_link_is_lost(const worker_link *l)
@@ -356,12 +400,13 @@ static pgd_err on_result(void *arg, const step_result *result, pgd_why *why)
     return err == PGD_OK ? PGD_OK : pgd_fail(why, err, "does not fit");
 }
 
-static void on_lost(void *arg, const char *why)
+static poison_verdict on_lost(void *arg, const char *why)
 {
     (void)arg;
-    PGD_ASSERT(why[0] != '\0' && !r.sup.is_alive);
+    PGD_ASSERT(why[0] != '\0' && !r.is_alive);
     if (r.sched != NULL)
         scheduler_reset_worker(r.sched);
+    return (poison_verdict)(fuzz_u8(&r.in) % (POISON_FOUND + 1));
 }
 
 static void on_failed(void *arg, const char *why)
@@ -383,12 +428,21 @@ static frame encode(wire_type type, const wire_record *rec, const void *msg)
     return f;
 }
 
+static frame build_challenge(uint8_t odd)
+{
+    challenge_msg m;
+    memset(m.nonce, odd, sizeof(m.nonce));
+    memcpy(r.terms.worker_nonce, m.nonce, sizeof(m.nonce));
+    return encode(WIRE_CHALLENGE, &control_challenge_record, &m);
+}
+
 static frame build_hello(uint8_t odd)
 {
     hello_msg m = {.protocol_version = WIRE_VERSION, .device = "sim"};
-    memcpy(m.token, r.sup.token, sizeof(m.token));
+    if (attach_prove(m.proof, &r.host.key, ATTACH_WORKER, &r.terms) != PGD_OK)
+        abort();
     if (odd == 255)
-        m.token[3] ^= 1;
+        m.proof[3] ^= 1;
     if (odd == 254)
         m.protocol_version++;
     return encode(WIRE_HELLO, &control_hello_record, &m);
@@ -494,7 +548,7 @@ static frame build_expected(uint8_t odd)
 {
     switch (worker_life_get_state(r.life)) {
     case WORKER_LIFE_STARTING:
-        return build_hello(odd);
+        return r.link->is_attached ? build_hello(odd) : build_challenge(odd);
     case WORKER_LIFE_LOADING:
         return build_load_done(odd);
     case WORKER_LIFE_PREPARING:
@@ -571,7 +625,7 @@ static void make_move(uint8_t move)
     } else if (move < 232) {
         r.now_us += (uint64_t)fuzz_u8(in) * 100000;
     } else if (move < 236) {
-        r.sup.is_alive = false;
+        r.is_alive = false;
     } else if (move < 240) {
         if (r.link != NULL)
             r.link->is_lost = true;
@@ -597,6 +651,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     memset(&r, 0, sizeof(r));
     r.in = (fuzz_input){data, n_bytes, 0};
     config_init(&r.cfg);
+    if (fuzz_u8(&r.in) % 8 == 7)
+        (void)snprintf(r.cfg.worker, sizeof(r.cfg.worker), "ipc:///nowhere");
     worker_life_opts opts = {.cfg = &r.cfg,
                              .sizes = {.device = "sim",
                                        .kv_dtype = DTYPE_F16,
