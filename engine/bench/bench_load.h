@@ -29,7 +29,8 @@ typedef struct bench_load_opts {
     int64_t seed;
     double temperature;
     bool ignore_eos;
-    bool is_text; /* words instead of token ids */
+    bool is_text;        /* words instead of token ids */
+    bool with_token_ids; /* asks for ids, so that a token whose text is held back has a chunk */
 } bench_load_opts;
 
 /* Why a request failed; kind, name. */
@@ -66,11 +67,11 @@ typedef struct bench_result {
     uint64_t n_prompt_tokens;
     uint64_t n_cached_tokens;
     uint64_t n_output_tokens;
-    uint64_t n_chunks; /* with text */
+    uint64_t n_chunks; /* with text or token ids */
     uint64_t n_connects;
     uint64_t duration_us; /* first request begun to last answer's end */
     bool gave_up;         /* the server stopped accepting connections */
-    latency_hist ttft;    /* request sent (connecting included) to first chunk with text */
+    latency_hist ttft;    /* request sent (connecting included) to first chunk */
     latency_hist tpot;    /* per request: first to last chunk over tokens - 1 */
     latency_hist itl;     /* every gap between two chunks of a request */
     latency_hist e2e;     /* of requests that succeeded */

@@ -76,7 +76,8 @@ int64_t bench_prompt_write(strbuf *out, const bench_load_opts *o, uint64_t which
     append_prompt(out, o, which);
     strbuf_appendf(out,
                    ",\"max_tokens\":%" PRId64 ",\"temperature\":%.6g,\"stream\":true,"
-                   "\"stream_options\":{\"include_usage\":true}%s}",
-                   n_output, o->temperature, o->ignore_eos ? ",\"ignore_eos\":true" : "");
+                   "\"stream_options\":{\"include_usage\":true}%s%s}",
+                   n_output, o->temperature, o->ignore_eos ? ",\"ignore_eos\":true" : "",
+                   o->with_token_ids ? ",\"return_token_ids\":true" : "");
     return n_output;
 }

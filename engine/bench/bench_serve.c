@@ -275,6 +275,7 @@ static bool run_rows(bench *b, http_client *client)
         }
         load.model = b->model;
         load.headers = b->headers;
+        load.with_token_ids |= b->sim_step_us > 0;
         load.seed += 2 * i; /* no row's prompts are in the cache from another's */
         ok = run_load(b, client, &load, &run);
         if (!ok)

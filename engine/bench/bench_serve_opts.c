@@ -49,6 +49,11 @@ static const opt_row rows[] = {
     {"temperature", OPT_REAL, AT(load.temperature), 0, 2, "X", "Default 0."},
     {"text", OPT_FLAG, AT(load.is_text), 0, 0, NULL,
      "Send words instead of token ids, for servers that take text only."},
+    {"token-ids", OPT_FLAG, AT(load.with_token_ids), 0, 0, NULL,
+     "Ask for the ids of the generated tokens (paged and vLLM know return_token_ids): a token "
+     "whose "
+     "text is held back, as half a character is, then has its chunk. On where added latency is "
+     "told."},
     {"vocab-size", OPT_INT, AT(load.vocab_size), 1, 1e9, "N",
      "Token ids are below it. Default: what /v1/models tells, else 1000."},
     {"seed", OPT_INT, AT(load.seed), 0, 9e15, "N", "Same seed, same requests. Default 1."},

@@ -119,6 +119,14 @@ static bool read_text(cursor *c, bool *is_full)
     return true;
 }
 
+/* True in *is_full for an array that is not empty. */
+static bool read_ids(cursor *c, bool *is_full)
+{
+    cursor inside = *c;
+    *is_full |= take(&inside, '[') && peek(&inside) != ']';
+    return skip_value(c, MAX_DEPTH);
+}
+
 typedef bool (*member_fn)(cursor *c, stream_event *out, const char *name, size_t n_name);
 
 /* Looks into an object, or skips what is none. */
@@ -149,6 +157,8 @@ static bool in_choice(cursor *c, stream_event *out, const char *name, size_t n_n
 {
     if (is_name(name, n_name, "text"))
         return read_text(c, &out->has_text);
+    if (is_name(name, n_name, "token_ids"))
+        return read_ids(c, &out->has_text);
     if (is_name(name, n_name, "finish_reason"))
         return read_text(c, &out->is_finished);
     if (is_name(name, n_name, "delta"))

@@ -11,7 +11,7 @@
 
 typedef struct stream_event {
     bool is_done;     /* [DONE] */
-    bool has_text;    /* a choice with text that is not empty */
+    bool has_text;    /* a choice with text that is not empty, or with token ids */
     bool is_finished; /* a choice with a finish_reason */
     bool has_usage;
     int64_t n_prompt_tokens; /* of usage; 0 when it does not tell */

@@ -41,6 +41,9 @@ static void test_stream_event_kinds(void **state)
         {"{\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}"},
         {"{\"choices\":[{\"delta\":{\"content\":\"x\"},\"finish_reason\":null}]}", true},
         {"{\"choices\":[{\"delta\":{\"reasoning_content\":\"x\"}}]}", true},
+        {"{\"choices\":[{\"text\":\"\",\"token_ids\":[5]}]}", true},
+        {"{\"choices\":[{\"text\":\"\",\"token_ids\":[ ]}]}"},
+        {"{\"choices\":[{\"text\":\"\",\"token_ids\":null}]}"},
         {"{\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":12,\"total_tokens\":"
          "19,"
          "\"prompt_tokens_details\":{\"cached_tokens\":4}}}",
