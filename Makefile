@@ -134,7 +134,14 @@ $(BUILD)/tests/unit/test_core_loop $(BUILD)/tests/unit/test_core_loop_beat: | $(
 test-unit: $(if $(T),$(foreach b,$(UNIT_BIN) $(FUZZ_BIN),$(if $(filter test_$(T)% fuzz_$(T)%,$(notdir $b)),$b)),$(UNIT_BIN) $(FUZZ_BIN))
 	$(Q)scripts/run_unit $^
 
-test-e2e: all
+# The worker with faults at its message boundaries.
+CHAOS_WORKER := $(BUILD)/tests/e2e/chaos_worker
+$(CHAOS_WORKER): $(call obj,tests/e2e/chaos_worker.c worker/main.c) $(LIBS_WORKER_A)
+	@mkdir -p $(@D)
+	$(call say,LD)$(CC) $(LDFLAGS_ALL) $(foreach f,nng_sendmsg wire_decode_header sim_runner_create,-Wl,--wrap=$f) \
+		-o $@ $^ $(LIBS_WORKER)
+
+test-e2e: all $(CHAOS_WORKER)
 	$(Q)PAGED_BUILD=$(abspath $(BUILD)) $(PYTHON) -m pytest -q tests/e2e
 
 test: all

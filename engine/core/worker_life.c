@@ -2,9 +2,9 @@
  * reason; bury() closes the link and goes on once the process is reaped (or the connection closed),
  * so that two incarnations never live side by side and the message can tell how it ended.
  *
- * Three watches, all on awake time: a step is out and progress stands still
- * (worker_stall_timeout_s); the oldest step is out for step_timeout_s; nothing at all is heard, or
- * an idle worker leaves a ping unanswered.
+ * The watches, all on awake time: a step is out and progress stands still
+ * (worker_stall_timeout_s); the oldest step is out, or loading stands still, for step_timeout_s;
+ * nothing at all is heard, or an idle worker leaves a ping unanswered.
  * One file although long: it is one state machine, and each message handler is a transition of it.
  */
 #include "engine/core/worker_life.h"
@@ -310,6 +310,7 @@ static pgd_err take_hello(worker_life *w, const worker_frame *f, pgd_why *why)
     load.sim_token_us = (uint32_t)cfg->sim_token_us;
     load.sim_vocab_size = (int32_t)cfg->sim_vocab_size;
     w->state = WORKER_LIFE_LOADING;
+    w->progress_mark = w->awake_us;
     (void)!send_or_lose(w, WIRE_LOAD, &control_load_record, &load);
     return PGD_OK;
 }
@@ -364,6 +365,7 @@ static pgd_err take_load_done(worker_life *w, const worker_frame *f, pgd_why *wh
                         w->opts.model_path != NULL ? w->opts.model_path : "sim");
     }
     w->state = WORKER_LIFE_PREPARING;
+    w->progress_mark = w->awake_us;
     (void)!send_or_lose(w, WIRE_KV_CONFIG, &control_kv_config_record, &w->kv);
     return PGD_OK;
 }
@@ -429,6 +431,7 @@ static pgd_err take_load_progress(worker_life *w, const worker_frame *f, pgd_why
     PGD_TRY(control_decode_load_progress(&m, f->data, f->n_bytes, why));
     w->facts.load_done_bytes = m.done_bytes;
     w->facts.load_total_bytes = m.total_bytes;
+    w->progress_mark = w->awake_us;
     return PGD_OK;
 }
 
@@ -569,6 +572,8 @@ static void watch(worker_life *w)
                  (double)step_us / 1e6);
     } else if (w->state == WORKER_LIFE_READY) {
         watch_idle(w, stall_us);
+    } else if (now - w->progress_mark > step_us) {
+        lose(w, RESTART_STALL, "got no further with loading for %.0f s", (double)step_us / 1e6);
     }
     if (w->state != WORKER_LIFE_DYING && now - w->heard_mark > stall_us + SILENCE_EXTRA_US)
         lose(w, RESTART_SILENCE, "was silent for %.1f s", (double)(now - w->heard_mark) / 1e6);

@@ -113,9 +113,9 @@ class Daemon:
                 values[key] = values.get(key, 0) + float(value)
         return values
 
-    def worker_pid(self):
+    def worker_pid(self, name="paged-worker"):
         out = subprocess.run(["ps", "-o", "pid=,comm=", "--ppid", str(self.process.pid)], capture_output=True, text=True)
-        pids = [int(line.split()[0]) for line in out.stdout.splitlines() if "paged-worker" in line]
+        pids = [int(line.split()[0]) for line in out.stdout.splitlines() if name in line]
         assert len(pids) == 1, out.stdout
         return pids[0]
 
