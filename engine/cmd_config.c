@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <sys/resource.h>
+
 #include "common/log.h"
 #include "common/mem.h"
 #include "engine/commands.h"
@@ -20,6 +22,29 @@ bool command_load_config(config *cfg, int argc, char **argv, const char *const *
     }
     if (log_level_parse(&level, cfg->log_level))
         log_set_level(level);
+    return true;
+}
+
+/* Below these NNG and libuv cannot start their threads and pipes, which they take badly: they abort,
+ * crash or hang. */
+bool command_check_limits(void)
+{
+    static const struct {
+        int resource;
+        rlim_t min;
+        const char *what;
+        const char *cure;
+    } rows[] = {{RLIMIT_AS, 1u << 30, "bytes of address space", "ulimit -v, LimitAS"},
+                {RLIMIT_NOFILE, 64, "open files", "ulimit -n, LimitNOFILE"}};
+    for (size_t i = 0; i < PGD_ARRAY_LEN(rows); i++) {
+        struct rlimit limit;
+        if (getrlimit(rows[i].resource, &limit) != 0 || limit.rlim_cur >= rows[i].min)
+            continue;
+        fprintf(stderr, "paged: expected a limit of at least %llu %s, got %llu: raise it (%s)\n",
+                (unsigned long long)rows[i].min, rows[i].what, (unsigned long long)limit.rlim_cur,
+                rows[i].cure);
+        return false;
+    }
     return true;
 }
 

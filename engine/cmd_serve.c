@@ -252,7 +252,7 @@ int cmd_serve(int argc, char **argv)
         return EXIT_STATUS_USAGE;
     }
     fit_connections(&d.cfg);
-    if (uv_loop_init(&d.loop) != 0)
+    if (!command_check_limits() || uv_loop_init(&d.loop) != 0)
         return EXIT_STATUS_SYSTEM;
     start_signal(&d, &d.sighup, on_reload, SIGHUP); /* early: the default is to die of it */
     pgd_err err = http_server_create(&d.api.server, &d.loop, &d.cfg, http_api_handle,

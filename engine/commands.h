@@ -30,6 +30,8 @@ int cmd_config(int argc, char **argv);
 /* Loads the configuration, initialises the log; on failure prints the reason and returns false. */
 bool command_load_config(config *cfg, int argc, char **argv, const char *const *extra, char **rest,
                          int *n_rest);
+/* Does this process get what every command with a worker needs? Prints what is missing. */
+bool command_check_limits(void);
 /* Raises the log level from info to warn, here and for the worker, unless the user chose it. */
 void command_quiet_log(config *cfg);
 /* Exit status that fits an error of engine_create. */

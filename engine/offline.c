@@ -46,7 +46,7 @@ int offline_start(offline *o, const config *cfg)
     pgd_why why = {0};
     uint64_t start = clock_now_us();
     memset(o, 0, sizeof(*o));
-    if (uv_loop_init(&o->loop) != 0)
+    if (!command_check_limits() || uv_loop_init(&o->loop) != 0)
         return EXIT_STATUS_SYSTEM;
     pgd_err err = engine_create(&o->engine, &o->loop, cfg, &why);
     if (err == PGD_OK)

@@ -25,6 +25,7 @@
 #define LISTEN_BACKLOG 511
 #define SWEEP_MS       1000
 #define SWEEP_SOON_MS  100 /* with request_timeout: about as long as a step */
+#define LATE_SWEEP_US  3000000u
 #define MAX_REFUSED    32
 #define MAX_LISTENERS  32
 #define FIRST_FD       3 /* of those that systemd passes */
@@ -59,6 +60,7 @@ struct http_server {
     listener listeners[MAX_LISTENERS];
     int n_listeners;
     uv_timer_t sweep;
+    uint64_t swept_us;
     uv_idle_t flusher;
     bool is_reachable; /* from other machines */
     bool has_accepted_inherited;
@@ -157,6 +159,10 @@ static void on_sweep(uv_timer_t *timer)
 {
     http_server *s = timer->data;
     uint64_t now = clock_now_us();
+    /* A sweep that comes late (this process was stopped) finds clients that were given no chance:
+     * they have until the next one. */
+    bool is_late = s->swept_us != 0 && now - s->swept_us > LATE_SWEEP_US;
+    s->swept_us = now;
     for (int i = 0; i < s->n_listeners; i++) {
         listener *l = &s->listeners[i];
         if (l->accept_waits && l->is_open) {
@@ -164,7 +170,7 @@ static void on_sweep(uv_timer_t *timer)
             on_connection(&l->io.stream, 0);
         }
     }
-    for (list_node *n = s->conns.next; n != &s->conns;) {
+    for (list_node *n = s->conns.next; n != &s->conns && !is_late;) {
         list_node *next = n->next; /* closing is asynchronous: n stays linked */
         http_conn_check_time(http_conn_from_node(n), now);
         n = next;
