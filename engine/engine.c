@@ -416,6 +416,20 @@ bool engine_reset_prefix_cache(engine *e, engine_cache_reset_fn fn, void *arg)
 
 /* --- work ------------------------------------------------------------------------------------- */
 
+pgd_err engine_hash_prompt(block_hash **out, const engine *e, const token_id *prompt,
+                           int32_t n_prompt_tokens, const char *cache_salt)
+{
+    block_hasher *hasher;
+    *out = NULL;
+    if (e->hasher == NULL)
+        return PGD_OK;
+    PGD_TRY(block_hasher_create(&hasher, e->hash_seed)); /* e's own belongs to the io thread */
+    pgd_err err = request_hash_prompt(out, hasher, prompt, n_prompt_tokens,
+                                      (int32_t)e->cfg.block_size, cache_salt);
+    block_hasher_destroy(hasher);
+    return err;
+}
+
 core_refusal engine_generate(engine *e, generation **out, const generation_opts *opts)
 {
     const model_config *m = engine_get_model(e);
@@ -430,6 +444,7 @@ core_refusal engine_generate(engine *e, generation **out, const generation_opts 
         .id = g->id,
         .prompt = opts->prompt,
         .n_prompt_tokens = opts->n_prompt_tokens,
+        .prompt_hashes = opts->prompt_hashes,
         .max_tokens = opts->max_tokens,
         .max_model_len = stats.max_model_len,
         .params = opts->params,

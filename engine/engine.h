@@ -51,6 +51,10 @@ uint64_t engine_draw_seed(engine *e);
 typedef void (*engine_cache_reset_fn)(void *arg, bool was_reset);
 PGD_MUST_USE bool engine_reset_prefix_cache(engine *e, engine_cache_reset_fn fn, void *arg);
 
+/* The hashes of the prompt's full blocks, for generation_opts: work that grows with the prompt. *out
+ * (mem_free) is NULL without prefix caching. cache_salt may be NULL. Thread: any */
+PGD_MUST_USE pgd_err engine_hash_prompt(block_hash **out, const engine *e, const token_id *prompt,
+                                        int32_t n_prompt_tokens, const char *cache_salt);
 /* Takes up a generation; on_chunk is never called from inside. CORE_REFUSAL_NONE: *out is a borrow
  * until its last on_chunk or engine_cancel. PGD_ENOMEM-like trouble is CORE_REFUSAL_WORKER. */
 PGD_MUST_USE core_refusal engine_generate(engine *e, generation **out, const generation_opts *opts);

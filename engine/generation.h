@@ -34,6 +34,8 @@ typedef struct generation generation;
 typedef struct generation_opts {
     const token_id *prompt; /* [n_prompt_tokens], copied */
     int32_t n_prompt_tokens;
+    const block_hash
+        *prompt_hashes; /* by engine_hash_prompt; NULL: worked out by engine_generate */
     int32_t max_tokens;
     sampling_params params; /* deep-copied; stop_ids = stop_token_ids of the request */
     bool ignore_eos;

@@ -55,6 +55,20 @@ static pgd_err copy_params(request *r, const request_opts *o)
     return PGD_OK;
 }
 
+static pgd_err make_salt_extra(void **out, size_t *n_bytes, const char *cache_salt)
+{
+    *out = NULL;
+    *n_bytes = 0;
+    if (cache_salt == NULL)
+        return PGD_OK;
+    *n_bytes = block_hash_write_extra(NULL, 0, NULL, NULL, 0, cache_salt);
+    *out = mem_alloc(*n_bytes);
+    if (*out == NULL)
+        return PGD_ENOMEM;
+    block_hash_write_extra(*out, *n_bytes, NULL, NULL, 0, cache_salt);
+    return PGD_OK;
+}
+
 static pgd_err create_hashing(request *r, const request_opts *o)
 {
     if (o->hasher == NULL)
@@ -64,14 +78,7 @@ static pgd_err create_hashing(request *r, const request_opts *o)
         mem_calloc((size_t)(r->max_total_tokens / r->hash_block_size), sizeof *r->block_hashes);
     if (r->block_hashes == NULL)
         return PGD_ENOMEM;
-    if (o->cache_salt == NULL)
-        return PGD_OK;
-    r->salt_extra_bytes = block_hash_write_extra(NULL, 0, NULL, NULL, 0, o->cache_salt);
-    r->salt_extra = mem_alloc(r->salt_extra_bytes);
-    if (r->salt_extra == NULL)
-        return PGD_ENOMEM;
-    block_hash_write_extra(r->salt_extra, r->salt_extra_bytes, NULL, NULL, 0, o->cache_salt);
-    return PGD_OK;
+    return make_salt_extra(&r->salt_extra, &r->salt_extra_bytes, o->cache_salt);
 }
 
 static pgd_err create_prompt_logprobs(request *r)
@@ -86,16 +93,43 @@ static pgd_err create_prompt_logprobs(request *r)
     return r->prompt_logprobs != NULL ? PGD_OK : PGD_ENOMEM;
 }
 
+/* Fills hashes[first .. n_blocks). */
+static void hash_blocks(block_hash *hashes, int32_t first, int32_t n_blocks, block_hasher *hasher,
+                        const token_id *tokens, int32_t block_size, const void *extra,
+                        size_t extra_bytes)
+{
+    for (int32_t i = first; i < n_blocks; i++)
+        block_hasher_hash(&hashes[i], hasher, i > 0 ? &hashes[i - 1] : NULL,
+                          tokens + (size_t)i * (size_t)block_size, block_size,
+                          i == 0 ? extra : NULL, i == 0 ? extra_bytes : 0);
+}
+
 /* Hashes the full blocks that have no hash yet. */
 static void hash_full_blocks(request *r, block_hasher *hasher)
 {
-    int32_t bs = r->hash_block_size;
-    while (r->n_block_hashes < r->n_tokens / bs) {
-        int32_t i = r->n_block_hashes++;
-        const block_hash *parent = i > 0 ? &r->block_hashes[i - 1] : NULL;
-        block_hasher_hash(&r->block_hashes[i], hasher, parent, r->tokens + (size_t)i * (size_t)bs,
-                          bs, i == 0 ? r->salt_extra : NULL, i == 0 ? r->salt_extra_bytes : 0);
+    int32_t n_blocks = r->n_tokens / r->hash_block_size;
+    hash_blocks(r->block_hashes, r->n_block_hashes, n_blocks, hasher, r->tokens, r->hash_block_size,
+                r->salt_extra, r->salt_extra_bytes);
+    r->n_block_hashes = n_blocks;
+}
+
+pgd_err request_hash_prompt(block_hash **out, block_hasher *hasher, const token_id *prompt,
+                            int32_t n_prompt_tokens, int32_t block_size, const char *cache_salt)
+{
+    int32_t n_blocks = n_prompt_tokens / block_size;
+    void *extra;
+    size_t extra_bytes;
+    *out = mem_calloc((size_t)n_blocks, sizeof **out);
+    if (*out == NULL)
+        return PGD_ENOMEM;
+    if (make_salt_extra(&extra, &extra_bytes, cache_salt) != PGD_OK) {
+        mem_free(*out);
+        *out = NULL;
+        return PGD_ENOMEM;
     }
+    hash_blocks(*out, 0, n_blocks, hasher, prompt, block_size, extra, extra_bytes);
+    mem_free(extra);
+    return PGD_OK;
 }
 
 pgd_err request_create(request **out, const request_opts *opts)
@@ -133,8 +167,13 @@ pgd_err request_create(request **out, const request_opts *opts)
         return err;
     }
     memcpy(r->tokens, opts->prompt, (size_t)opts->n_prompt_tokens * sizeof *r->tokens);
-    if (r->hash_block_size > 0)
+    if (r->hash_block_size > 0 && opts->prompt_hashes != NULL) {
+        r->n_block_hashes = r->n_prompt_tokens / r->hash_block_size;
+        memcpy(r->block_hashes, opts->prompt_hashes,
+               (size_t)r->n_block_hashes * sizeof *r->block_hashes);
+    } else if (r->hash_block_size > 0) {
         hash_full_blocks(r, opts->hasher);
+    }
     *out = r;
     return PGD_OK;
 }

@@ -34,7 +34,9 @@ typedef struct request_opts {
     uint64_t id;
     const token_id *prompt;  /* [n_prompt_tokens], copied */
     int32_t n_prompt_tokens; /* >= 1 */
-    int32_t max_tokens;      /* >= 1 output tokens */
+    /* By request_hash_prompt with the same block_size and salt, copied; NULL: worked out here. */
+    const block_hash *prompt_hashes;
+    int32_t max_tokens; /* >= 1 output tokens */
     int32_t max_model_len;
     sampling_params params;  /* deep-copied; stop_ids = the request's stop_token_ids only */
     const token_id *eos_ids; /* the model's, copied; none with ignore_eos */
@@ -99,6 +101,11 @@ typedef struct request {
     int32_t progress_at_strike;
 } request;
 
+/* Hashes the full blocks of a prompt, once for any number of requests. *out:
+ * [n_prompt_tokens / block_size], mem_free. Thread: any, with a hasher of its own */
+PGD_MUST_USE pgd_err request_hash_prompt(block_hash **out, block_hasher *hasher,
+                                         const token_id *prompt, int32_t n_prompt_tokens,
+                                         int32_t block_size, const char *cache_salt);
 /* Errors: PGD_EINVAL (a limit above; or no room for an output token: n_prompt_tokens >=
  * max_model_len), PGD_ENOMEM */
 PGD_MUST_USE pgd_err request_create(request **out, const request_opts *opts);

@@ -1,9 +1,9 @@
-/* POST /v1/completions: parse, tokenize on the pool, one generation per choice, answer whole or as
- * a stream.
+/* POST /v1/completions: take the request in (completion_intake), one generation per choice, answer
+ * whole or as a stream.
  *
  * A completion owns everything of its request. It ends in exactly one of three ways: the answer is
- * out, the client left (every generation is cancelled), or a refusal was sent. n_pending counts
- * what still refers to it: tokenizing jobs and live generations; the last one to go frees it. */
+ * out, the client left (every generation is cancelled), or a refusal was sent. The last of
+ * what refers to it (connection, intake, live generations) frees it. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
-#include "engine/http/completion_params.h"
+#include "engine/http/completion_intake.h"
 #include "engine/http/completion_render.h"
 #include "engine/http/http_api.h"
 #include "engine/http/http_errors.h"
@@ -45,27 +45,29 @@ struct completion {
     int32_t n_choices;
     int32_t n_begun;
     int32_t n_ended;
-    int32_t n_tokenizing;
     int32_t n_live; /* generations */
     int32_t n_pins; /* functions that go on using it */
     uint64_t arrival_us;
     int64_t created_s;
     char id[HTTP_CONN_ID_BYTES + 8];
-    strbuf chunk_head; /* what every chunk of a stream begins with */
-    strbuf chunk;      /* the one being written */
+    strbuf chunk_head;      /* what every chunk of a stream begins with */
+    strbuf chunk;           /* the one being written */
+    bool is_being_taken_in; /* params are being made on the pool */
     bool streaming;
     bool answered;
+    completion_intake intake;
 };
 
 static void free_if_unused(completion *c)
 {
-    if (c->conn != NULL || c->n_tokenizing > 0 || c->n_live > 0 || c->n_pins > 0)
+    if (c->conn != NULL || c->is_being_taken_in || c->n_live > 0 || c->n_pins > 0)
         return;
     for (int32_t i = 0; i < c->n_choices; i++)
         completion_render_deinit(&c->choices[i].render);
     for (int32_t i = 0; i < c->params.n_prompts; i++) {
         if (c->params.prompts[i].text != NULL)
             mem_free(c->params.prompts[i].ids);
+        mem_free(c->params.prompts[i].block_hashes);
     }
     mem_free(c->choices);
     strbuf_deinit(&c->chunk_head);
@@ -95,6 +97,8 @@ static void cancel_all(completion *c)
 static completion_usage get_usage(const completion *c)
 {
     completion_usage usage = {0};
+    if (c->is_being_taken_in)
+        return usage;
     for (int32_t i = 0; i < c->params.n_prompts; i++)
         usage.n_prompt_tokens += c->params.prompts[i].n_ids;
     for (int32_t i = 0; i < c->n_choices; i++) {
@@ -464,6 +468,7 @@ static void begin(completion *c)
         generation_opts opts = {
             .prompt = prompt->ids,
             .n_prompt_tokens = prompt->n_ids,
+            .prompt_hashes = prompt->block_hashes,
             .max_tokens = max_tokens,
             .params = c->params.sampling,
             .ignore_eos = c->params.ignore_eos,
@@ -499,72 +504,41 @@ static void begin(completion *c)
     }
 }
 
-typedef struct tokenize_job {
-    completion *owner;
-    int32_t prompt_idx;
-} tokenize_job;
-
-/* Twice the context is room enough to tell the user the real count in most cases. */
-static int32_t max_ids_told(const core_stats *stats)
+static bool make_choices(completion *c)
 {
-    return (int32_t)PGD_MIN(PGD_MAX(2 * (int64_t)stats->max_model_len, 1024), INT32_MAX);
-}
-
-static void respond_far_too_long(completion *c)
-{
-    char message[320];
-    core_stats stats;
-    engine_get_stats(c->api->engine, &stats);
-    snprintf(message, sizeof(message),
-             "This model's maximum context length is %d tokens. You requested more than %d tokens "
-             "in the prompt; shorten the prompt.",
-             stats.max_model_len, max_ids_told(&stats));
-    respond_error(c, 400, "prompt", "context_length_exceeded", message);
-}
-
-static void on_tokenized(void *arg, pgd_err err, token_id *ids, int32_t n_ids)
-{
-    tokenize_job *job = arg;
-    completion *c = job->owner;
-    completion_prompt *prompt = &c->params.prompts[job->prompt_idx];
-    mem_free(job);
-    c->n_pins++;
-    c->n_tokenizing--;
-    prompt->ids = ids;
-    prompt->n_ids = n_ids;
-    if (err == PGD_ERANGE)
-        respond_far_too_long(c);
-    else if (err == PGD_ENOMEM || err == PGD_EAGAIN)
-        respond_error(c, 503, NULL, NULL, "out of memory for this request");
-    else if (err != PGD_OK)
-        respond_error(c, 500, "prompt", NULL, "the prompt could not be tokenized");
-    else if (c->n_tokenizing == 0 && c->conn != NULL)
-        begin(c);
-    unpin(c);
-}
-
-static bool start_tokenizing(completion *c)
-{
-    engine *e = c->api->engine;
-    core_stats stats;
-    engine_get_stats(e, &stats);
-    for (int32_t i = 0; i < c->params.n_prompts; i++) {
-        completion_prompt *prompt = &c->params.prompts[i];
-        if (prompt->text == NULL)
-            continue;
-        tokenize_job *job = mem_alloc(sizeof(*job));
-        if (job == NULL)
-            return false;
-        *job = (tokenize_job){c, i};
-        if (engine_tokenize(e, prompt->text, prompt->n_text_bytes,
-                            TOKENIZER_ADD_SPECIAL | TOKENIZER_PARSE_SPECIAL, max_ids_told(&stats),
-                            on_tokenized, job) != PGD_OK) {
-            mem_free(job);
-            return false;
-        }
-        c->n_tokenizing++;
+    int32_t n_choices = c->params.n_prompts * c->params.best_of;
+    c->choices = mem_calloc((size_t)n_choices, sizeof(choice));
+    if (c->choices == NULL)
+        return false;
+    c->n_choices = n_choices;
+    for (int32_t i = 0; i < n_choices; i++) {
+        c->choices[i].owner = c;
+        c->choices[i].idx = i;
+        c->choices[i].prompt_idx = i / c->params.best_of;
+        completion_render_init(&c->choices[i].render, engine_get_tokenizer(c->api->engine),
+                               c->params.return_token_ids, c->params.wants_logprobs,
+                               c->params.skip_special);
     }
     return true;
+}
+
+static void on_taken_in(void *arg)
+{
+    completion *c = arg;
+    const completion_fault *fault = &c->intake.fault;
+    c->n_pins++;
+    c->is_being_taken_in = false;
+    if (fault->status != 0) {
+        respond_error(c, fault->status, fault->param, fault->code, fault->message);
+    } else if (c->conn != NULL) {
+        if (!c->params.has_seed)
+            c->params.sampling.seed = engine_draw_seed(c->api->engine);
+        if (make_choices(c))
+            begin(c);
+        else
+            respond_error(c, 503, NULL, NULL, "out of memory for this request");
+    }
+    unpin(c);
 }
 
 /* False when the server cannot take a request now; the answer is out. */
@@ -596,6 +570,7 @@ static bool check_ready(http_api *api, http_conn *conn)
 
 void api_completions_handle(http_api *api, http_conn *conn, const http_request *req)
 {
+    (void)req;
     if (!check_ready(api, conn))
         return;
     completion *c = mem_calloc(1, sizeof(*c));
@@ -607,41 +582,9 @@ void api_completions_handle(http_api *api, http_conn *conn, const http_request *
     c->arrival_us = clock_now_us();
     c->created_s = clock_wall_s();
     c->conn = conn;
-    c->n_pins = 1;
     snprintf(c->id, sizeof(c->id), "cmpl-%s", http_conn_request_id(conn));
-    sampling_params defaults;
-    completion_fault fault;
-    engine_default_params(api->engine, &defaults);
-    if (!completion_params_parse(
-            &c->params, req->body, req->n_body_bytes, engine_get_config(api->engine), &defaults,
-            engine_model_name(api->engine), engine_get_model(api->engine)->vocab_size, &fault)) {
-        respond_error(c, fault.status, fault.param, fault.code, fault.message);
-        unpin(c);
-        return;
-    }
     http_conn_on_disconnect(conn, on_disconnect, c);
     http_conn_on_deadline(conn, on_deadline, c);
-    if (!c->params.has_seed)
-        c->params.sampling.seed = engine_draw_seed(api->engine);
-    c->n_choices = c->params.n_prompts * c->params.best_of;
-    c->choices = mem_calloc((size_t)c->n_choices, sizeof(choice));
-    if (c->choices == NULL) {
-        c->n_choices = 0;
-        respond_error(c, 503, NULL, NULL, "out of memory for this request");
-        unpin(c);
-        return;
-    }
-    for (int32_t i = 0; i < c->n_choices; i++) {
-        c->choices[i].owner = c;
-        c->choices[i].idx = i;
-        c->choices[i].prompt_idx = i / c->params.best_of;
-        completion_render_init(&c->choices[i].render, engine_get_tokenizer(api->engine),
-                               c->params.return_token_ids, c->params.wants_logprobs,
-                               c->params.skip_special);
-    }
-    if (!start_tokenizing(c))
-        respond_error(c, 503, NULL, NULL, "out of memory for this request");
-    else if (c->n_tokenizing == 0)
-        begin(c);
-    unpin(c);
+    c->is_being_taken_in = true;
+    completion_intake_start(&c->intake, &c->params, api->engine, conn, on_taken_in, c);
 }

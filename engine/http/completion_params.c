@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <pthread.h>
+
 #include "common/json.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -507,17 +509,21 @@ static void log_unknown(const char *name)
 {
     static uint64_t seen[MAX_LOGGED_UNKNOWN];
     static size_t n_seen;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of both */
     uint64_t h = 1469598103934665603ULL;
     for (const char *s = name; *s != '\0'; s++)
         h = (h ^ (unsigned char)*s) * 1099511628211ULL;
-    for (size_t i = 0; i < n_seen; i++) {
-        if (seen[i] == h)
-            return;
-    }
-    if (n_seen == MAX_LOGGED_UNKNOWN)
-        return;
-    seen[n_seen++] = h;
-    log_warn("http", "unknown field %.60s in a completion request is ignored (told once)", name);
+    pthread_mutex_lock(&lock);
+    size_t i = 0;
+    while (i < n_seen && seen[i] != h)
+        i++;
+    bool is_new = i == n_seen && n_seen < MAX_LOGGED_UNKNOWN;
+    if (is_new)
+        seen[n_seen++] = h;
+    pthread_mutex_unlock(&lock);
+    if (is_new)
+        log_warn("http", "unknown field %.60s in a completion request is ignored (told once)",
+                 name);
 }
 
 /* What fields must be to each other; fills what follows from several. */

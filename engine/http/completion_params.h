@@ -26,6 +26,7 @@ typedef struct completion_prompt {
     token_id *ids; /* given, or filled in after tokenizing (then owned by the completion, not the
                       arena) */
     int32_t n_ids;
+    struct block_hash *block_hashes; /* of its full blocks; NULL: none, or not worked out */
 } completion_prompt;
 
 typedef struct completion_params {

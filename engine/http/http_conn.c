@@ -303,6 +303,20 @@ static void drop_body(http_conn *c)
     drop_bytes(&c->body);
 }
 
+void http_conn_take_body(http_body *out, http_conn *c)
+{
+    *out = (http_body){c->body, c->n_counted, c->host->n_body_bytes};
+    strbuf_init(&c->body);
+    c->n_counted = 0;
+}
+
+void http_body_release(http_body *b)
+{
+    *b->n_total -= b->n_counted;
+    b->n_counted = 0;
+    strbuf_deinit(&b->bytes);
+}
+
 static void reset_request(http_conn *c)
 {
     strbuf_reset(&c->url);

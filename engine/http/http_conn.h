@@ -21,6 +21,7 @@
 
 #include "common/err.h"
 #include "common/list.h"
+#include "common/strbuf.h"
 #include "config/config.h"
 #include "engine/http/access_log.h"
 #include "engine/http/http_auth.h"
@@ -89,6 +90,19 @@ void http_conn_check_time(http_conn *c, uint64_t now_us);
 void http_conn_flush_all(const http_conn_host *host);
 list_node *http_conn_node(http_conn *c);
 http_conn *http_conn_from_node(list_node *node);
+
+/* The body of a request, taken from its connection. */
+typedef struct http_body {
+    strbuf bytes;
+    size_t n_counted;
+    size_t *n_total; /* what the host's n_body_bytes points to */
+} http_body;
+
+/* For a handler that looks at the body after it has returned, or on another thread. It goes on
+ * counting against the bound on bodies until it is released. The server must outlive it. */
+void http_conn_take_body(http_body *out, http_conn *c);
+/* Thread: io */
+void http_body_release(http_body *b);
 
 /* Value of a request header (case-insensitive name), or NULL. Borrow until the answer is complete.
  */

@@ -253,6 +253,48 @@ static void test_request_hashes_follow_tokens(void **state)
     block_hasher_destroy(h);
 }
 
+/* Hashes worked out beforehand are those the request would make, and its chain goes on from them. */
+static void test_request_takes_prompt_hashes(void **state)
+{
+    (void)state;
+    const uint8_t seed[32] = {3};
+    static const char *const salts[] = {NULL, "tenant"};
+    block_hasher *h;
+    assert_int_equal(block_hasher_create(&h, seed), PGD_OK);
+    token_id prompt[40];
+    for (int i = 0; i < 40; i++)
+        prompt[i] = 7 * i;
+    for (int32_t n = 1; n <= 40; n++) {
+        for (size_t s = 0; s < PGD_ARRAY_LEN(salts); s++) {
+            request_opts opts = base_opts();
+            opts.hasher = h;
+            opts.block_size = 4;
+            opts.prompt = prompt;
+            opts.n_prompt_tokens = n;
+            opts.max_tokens = 8;
+            opts.max_model_len = 64;
+            opts.cache_salt = salts[s];
+            request *inside = make(&opts);
+            block_hash *hashes;
+            assert_int_equal(request_hash_prompt(&hashes, h, prompt, n, 4, salts[s]), PGD_OK);
+            opts.prompt_hashes = hashes;
+            request *given = make(&opts);
+            mem_free(hashes);
+            for (int i = 0; i < 8; i++) {
+                assert_int_equal(given->n_block_hashes, (n + i) / 4);
+                assert_int_equal(inside->n_block_hashes, (n + i) / 4);
+                assert_memory_equal(given->block_hashes, inside->block_hashes,
+                                    (size_t)given->n_block_hashes * sizeof(block_hash));
+                request_append_token(given, 900 + i, h);
+                request_append_token(inside, 900 + i, h);
+            }
+            request_destroy(inside);
+            request_destroy(given);
+        }
+    }
+    block_hasher_destroy(h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -264,6 +306,7 @@ int main(void)
         cmocka_unit_test(test_request_length_caps),
         cmocka_unit_test(test_request_min_tokens),
         cmocka_unit_test(test_request_hashes_follow_tokens),
+        cmocka_unit_test(test_request_takes_prompt_hashes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
