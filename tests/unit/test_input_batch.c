@@ -101,6 +101,42 @@ static void test_input_batch_mixed(void **state)
     rig_deinit(&g);
 }
 
+/* Rows that predict a token of their prompt, for requests that want its logprobs. */
+static void test_input_batch_prompt_rows(void **state)
+{
+    (void)state;
+    rig g;
+    pgd_why why;
+    rig_init(&g);
+    int32_t a = add_request(&g, 1, 20, 0, 2), b = add_request(&g, 2, 12, 0, 1);
+    const input_batch *s = g.batch;
+    request_rows_get(g.rows, b)->params.n_prompt_logprobs_per_token = 2;
+    assert_int_equal(add(&g, a, 0, 20, &why), PGD_OK); /* wants none */
+    assert_int_equal(add(&g, b, 0, 7, &why), PGD_OK);
+    assert_int_equal(s->n_prompt_rows, 7);
+    for (int32_t i = 0; i < 7; i++) {
+        assert_int_equal(s->prompt_rows[i], 20 + i);
+        assert_int_equal(s->prompt_seqs[i], b);
+    }
+    assert_int_equal(s->n_logit_rows, 1);
+    /* The last position of the prompt samples; it predicts no token of the prompt. */
+    request_rows_get(g.rows, b)->n_computed_tokens = 7;
+    input_batch_reset(g.batch);
+    assert_int_equal(s->n_prompt_rows, 0);
+    assert_int_equal(add(&g, b, 7, 5, &why), PGD_OK);
+    assert_int_equal(s->n_prompt_rows, 4);
+    assert_int_equal(s->prompt_rows[3], 3);
+    assert_int_equal(s->n_logit_rows, 1);
+    assert_int_equal(s->logit_rows[0], 4);
+    /* Nor does what was generated. */
+    request_rows_get(g.rows, b)->n_computed_tokens = 12;
+    assert_true(request_rows_append_token(g.rows, b, 777));
+    input_batch_reset(g.batch);
+    assert_int_equal(add(&g, b, 12, 1, &why), PGD_OK);
+    assert_int_equal(s->n_prompt_rows, 0);
+    rig_deinit(&g);
+}
+
 static void test_input_batch_refuses(void **state)
 {
     (void)state;
@@ -133,6 +169,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_input_batch_mixed),
+        cmocka_unit_test(test_input_batch_prompt_rows),
         cmocka_unit_test(test_input_batch_refuses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

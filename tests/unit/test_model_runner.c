@@ -430,6 +430,47 @@ static void test_model_runner_nan_stays_with_its_request(void **state)
     assert_int_equal(unlink(path), 0);
 }
 
+/* The same inside a prompt that is scored: the one request fails, in the step that meets it, once,
+ * and the other's scores are untouched. */
+static void test_model_runner_nan_in_a_scored_prompt(void **state)
+{
+    (void)state;
+    char path[64];
+    write_poisoned_model(path, 300);
+    step_runner *r = make(path);
+    const token_id poisoned[] = {5, 6, 300, 7, 8};
+    const block_id a[] = {1, 2}, b[] = {3};
+    new_request_msg n[2] = {new_request(1, prompt, 18, a, 2), new_request(2, poisoned, 5, b, 1)};
+    n[0].params.n_prompt_logprobs_per_token = n[1].params.n_prompt_logprobs_per_token = 2;
+    scheduler_output m = message(n, 1, NULL, 0);
+    token_logprob alone[34];
+    step_result result = step(r, &m);
+    assert_int_equal(result.n_prompt_results, 1);
+    assert_int_equal(result.prompt_results[0].n_tokens, 17);
+    memcpy(alone, result.prompt_logprobs, sizeof(alone));
+    const uint64_t one = 1;
+    n[1].n_scheduled_tokens = 2; /* before the poison */
+    new_request_msg swapped[2] = {n[1], n[0]};
+    m = message(swapped, 2, NULL, 0);
+    m.n_finished = 1;
+    m.finished_ids = &one;
+    result = step(r, &m);
+    assert_int_equal(result.n_results, 1);
+    assert_int_equal(result.n_prompt_results, 2);
+    assert_int_equal(result.prompt_results[0].request_id, 2);
+    assert_int_equal(result.prompt_results[0].n_tokens, 2);
+    assert_memory_equal(result.prompt_logprobs + result.prompt_results[1].first_logprob, alone,
+                        sizeof(alone));
+    cached_request_msg c = {.request_id = 2, .n_computed_tokens = 2, .n_scheduled_tokens = 3};
+    m = message(NULL, 0, &c, 1);
+    result = step(r, &m);
+    assert_int_equal(result.n_results, 1);
+    assert_int_equal(result.results[0].error, REQUEST_ERROR_NAN_LOGITS);
+    assert_int_equal(result.n_prompt_results, 0);
+    r->vtbl->destroy(r);
+    assert_int_equal(unlink(path), 0);
+}
+
 static void test_model_runner_counts_progress(void **state)
 {
     (void)state;
@@ -454,6 +495,7 @@ int main(void)
         cmocka_unit_test(test_model_runner_refuses_messages),
         cmocka_unit_test(test_model_runner_releases),
         cmocka_unit_test(test_model_runner_nan_stays_with_its_request),
+        cmocka_unit_test(test_model_runner_nan_in_a_scored_prompt),
         cmocka_unit_test(test_model_runner_counts_progress),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
