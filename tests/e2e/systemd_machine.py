@@ -25,7 +25,9 @@ for node in null zero full random urandom tty; do
     touch dev/$node
     mount --bind /dev/$node dev/$node
 done
-mkdir dev/shm
+mkdir dev/shm dev/pts
+mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts
+ln -s pts/ptmx dev/ptmx
 ln -s /proc/self/fd dev/fd
 mount -t sysfs -o ro sysfs sys
 if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
