@@ -456,12 +456,11 @@ void bench_serve_help(FILE *out)
         "  paged bench serve --sweep --server-cpus 0 --client-cpus 1\n\n",
         out);
     bench_serve_opts_help(out);
-    fputs("\nTTFT: sent to first text. TPOT: first to last text over tokens - 1, per request. ITL: "
-          "every gap\n"
-          "between two chunks with text; chunks that hold several tokens show in tokens per chunk. "
-          "E2E: sent to\n"
-          "end. late: how long after its due time a request was sent. added (simulated device): "
-          "ITL and TTFT\n"
-          "minus one step. Exit status: 0 all succeeded, 1 some failed.\n",
-          out);
+    fputs(
+        "\nTTFT: sent to first chunk. TPOT: first to last chunk over tokens - 1, per request.\n"
+        "ITL: every gap between two chunks; a chunk that holds several tokens shows in tokens per\n"
+        "chunk. E2E: sent to end. late: how long after its due time a request was sent. added\n"
+        "(simulated device): ITL and TTFT minus one step. Exit status: 0 all succeeded, 1 some\n"
+        "failed.\n",
+        out);
 }

@@ -56,9 +56,11 @@ static const opt_row rows[] = {
      "told."},
     {"vocab-size", OPT_INT, AT(load.vocab_size), 1, 1e9, "N",
      "Token ids are below it. Default: what /v1/models tells, else 1000."},
-    {"seed", OPT_INT, AT(load.seed), 0, 9e15, "N", "Same seed, same requests. Default 1."},
+    {"seed", OPT_INT, AT(load.seed), 0, 9e15, "N",
+     "Same seed, same requests: a second run against one server finds them in its prefix cache. "
+     "Default 1."},
     {"api-key-file", OPT_TEXT, AT(api_key_file), 0, 0, "FILE",
-     "File whose first line is the API key to send."},
+     "Its first key is sent; its own daemon is given the file too."},
     {"timeout", OPT_REAL, AT(timeout_s), 0.001, 1e6, "S",
      "An answer without a byte for this long has failed. Default 600."},
     {"num-warmups", OPT_INT, AT(num_warmups), 0, 1e6, "N",

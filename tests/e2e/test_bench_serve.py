@@ -55,6 +55,14 @@ def test_open_loop_keeps_its_rate(sim):
     assert r["late_ms"]["count"] == 50 and r["late_ms"]["p50"] < 20 * SLOW
 
 
+def test_open_loop_beyond_what_the_server_can(sim):
+    """The client goes on reading answers however late it is, and tells how late it was."""
+    r = bench("--url", sim.url, "--request-rate", 1e6, "--num-prompts", 400, "--max-concurrency", 20, "--input-len", 8, "--output-len", 2)
+    assert r["succeeded"] == 400 and r["late_ms"]["max"] > 10 and r["ttft_ms"]["p50"] < r["late_ms"]["max"]
+    r = bench("--url", sim.url, "--request-rate", 1e6, "--duration", 0.3, "--input-len", 8, "--output-len", 2, status=1)
+    assert r["succeeded"] > 0 and set(failures(r)) <= {"http_429", "http_5xx", "closed"} and r["duration_s"] < 10 * SLOW
+
+
 def test_duration_ends_the_load(sim):
     r = bench("--url", sim.url, "--duration", 0.5, "--max-concurrency", 2, "--input-len", 8, "--output-len", 8)
     assert r["failed"] == 0 and r["succeeded"] > 2 and 0.5 <= r["duration_s"] < 3 * SLOW
