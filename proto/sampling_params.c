@@ -2,16 +2,14 @@
  * the wire. */
 #include "proto/sampling_params.h"
 
-#include <float.h>
-
 static_assert(sizeof(logit_bias) == 8, "an i32 and an f32, used where it lies in the frame");
 
 static const wire_field FIELDS[] = {
-    W_F32(sampling_params, temperature, 0, FLT_MAX),
-    W_F32(sampling_params, top_p, FLT_MIN, 1),
+    W_F32(sampling_params, temperature, 0, SAMPLING_HUGE),
+    W_F32(sampling_params, top_p, SAMPLING_TINY, 1),
     W_F32(sampling_params, min_p, 0, 1),
     W_I32(sampling_params, top_k, 0, INT32_MAX),
-    W_F32(sampling_params, repetition_penalty, FLT_MIN, FLT_MAX),
+    W_F32(sampling_params, repetition_penalty, SAMPLING_TINY, SAMPLING_HUGE),
     W_F32(sampling_params, presence_penalty, -2, 2),
     W_F32(sampling_params, frequency_penalty, -2, 2),
     W_I32(sampling_params, choice_idx, 0, INT32_MAX),

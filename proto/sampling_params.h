@@ -13,6 +13,11 @@
 
 #include "proto/wire.h"
 
+/* Bounds of numbers that have no natural one: what is nearer to 0 or larger is of no use, and would
+ * not survive the arithmetic. The HTTP edge keeps values inside; both ends of the wire check. */
+#define SAMPLING_TINY 1e-30f
+#define SAMPLING_HUGE 1e30f
+
 typedef struct logit_bias {
     token_id id;
     float bias;

@@ -99,12 +99,12 @@ static pgd_err check_params(const request_rows *rows, const new_request_msg *msg
 {
     const sampling_params *p = &msg->params;
     uint64_t id = msg->request_id;
-    const double tiny = 1e-30, huge = 1e30;
-    PGD_TRY(check_range(p->temperature, 0, huge, "temperature", id, why));
-    PGD_TRY(check_range(p->top_p, tiny, 1, "top_p", id, why));
+    PGD_TRY(check_range(p->temperature, 0, SAMPLING_HUGE, "temperature", id, why));
+    PGD_TRY(check_range(p->top_p, SAMPLING_TINY, 1, "top_p", id, why));
     PGD_TRY(check_range(p->min_p, 0, 1, "min_p", id, why));
     PGD_TRY(check_range(p->top_k, 0, INT32_MAX, "top_k", id, why));
-    PGD_TRY(check_range(p->repetition_penalty, tiny, huge, "repetition_penalty", id, why));
+    PGD_TRY(check_range(p->repetition_penalty, SAMPLING_TINY, SAMPLING_HUGE, "repetition_penalty",
+                        id, why));
     PGD_TRY(check_range(p->presence_penalty, -2, 2, "presence_penalty", id, why));
     PGD_TRY(check_range(p->frequency_penalty, -2, 2, "frequency_penalty", id, why));
     PGD_TRY(check_range(p->choice_idx, 0, INT32_MAX, "choice_idx", id, why));
@@ -119,7 +119,8 @@ static pgd_err check_params(const request_rows *rows, const new_request_msg *msg
     PGD_TRY(check_ids(rows, p->stop_ids, p->n_stop_ids, "stop_ids", id, why));
     for (int32_t i = 0; i < p->n_logit_bias; i++) {
         PGD_TRY(check_ids(rows, &p->logit_bias[i].id, 1, "logit_bias", id, why));
-        PGD_TRY(check_range(p->logit_bias[i].bias, -huge, huge, "logit_bias", id, why));
+        PGD_TRY(check_range(p->logit_bias[i].bias, -SAMPLING_HUGE, SAMPLING_HUGE, "logit_bias", id,
+                            why));
     }
     return PGD_OK;
 }

@@ -1,11 +1,14 @@
-/* One row per field: name, reader. A reader sees the JSON item (never null) and either fills its
- * field or words the fault. Fields of peers' APIs that change what comes back, but are not built
- * here, are refused unless they ask for the neutral value: ignoring them would answer something
- * else than was asked. */
+/* One row per field: its name, what reads it, what the OpenAPI document says of it. A plain number or
+ * flag is read by its row alone (place and range), so the document cannot differ from the check;
+ * other fields have a reader, which sees the JSON item (never null) and either fills its field or
+ * words the fault. Fields of peers' APIs that change what comes back, but are not built here, are
+ * refused unless they ask for the neutral value: ignoring them would answer something else than was
+ * asked. */
 #include "engine/http/completion_params.h"
 
 #include <math.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +20,6 @@
 #include "common/mem.h"
 
 #define ARENA_FACTOR       8 /* arena bytes per body byte, for ids (4 bytes from "1,") */
-#define MAX_SALT_BYTES     128
 #define MAX_LOGGED_UNKNOWN 64
 
 typedef struct parse_ctx {
@@ -175,87 +177,6 @@ static bool field_prompt(parse_ctx *c, const char *name, const cJSON *item)
     return true;
 }
 
-static bool field_max_tokens(parse_ctx *c, const char *name, const cJSON *item)
-{
-    int64_t v = 0;
-    if (!read_int(c, name, item, &v, 0, 2147483647.0))
-        return false;
-    c->p->max_tokens = (int32_t)v;
-    return true;
-}
-
-static bool field_min_tokens(parse_ctx *c, const char *name, const cJSON *item)
-{
-    int64_t v = 0;
-    if (!read_int(c, name, item, &v, 0, 2147483647.0))
-        return false;
-    c->p->sampling.min_tokens = (int32_t)v;
-    return true;
-}
-
-static bool field_n(parse_ctx *c, const char *name, const cJSON *item)
-{
-    int64_t v = 0;
-    if (!read_int(c, name, item, &v, 1, COMPLETION_MAX_N))
-        return false;
-    c->p->n = (int32_t)v;
-    return true;
-}
-
-static bool field_best_of(parse_ctx *c, const char *name, const cJSON *item)
-{
-    int64_t v = 0;
-    if (!read_int(c, name, item, &v, 1, COMPLETION_MAX_BEST_OF))
-        return false;
-    c->p->best_of = (int32_t)v;
-    return true;
-}
-
-static bool field_echo(parse_ctx *c, const char *name, const cJSON *item)
-{
-    return read_bool(c, name, item, &c->p->echo);
-}
-
-static bool read_f32(parse_ctx *c, const char *name, const cJSON *item, float *out, double min,
-                     double max)
-{
-    double v = 0;
-    if (!read_number(c, name, item, &v, min, max))
-        return false;
-    *out = (float)v;
-    return true;
-}
-
-static bool field_temperature(parse_ctx *c, const char *name, const cJSON *item)
-{
-    return read_f32(c, name, item, &c->p->sampling.temperature, 0, 2);
-}
-
-static bool field_top_p(parse_ctx *c, const char *name, const cJSON *item)
-{
-    if (cJSON_IsNumber(item) && !(item->valuedouble > 0))
-        FAIL(c, name, "top_p: expected more than 0 and at most 1, got %g", item->valuedouble);
-    if (!read_f32(c, name, item, &c->p->sampling.top_p, 0, 1))
-        return false;
-    if (c->p->sampling.top_p <= 0) /* a double that rounds to nothing */
-        FAIL(c, name, "top_p: expected more than 0 and at most 1, got %g", item->valuedouble);
-    return true;
-}
-
-static bool field_min_p(parse_ctx *c, const char *name, const cJSON *item)
-{
-    return read_f32(c, name, item, &c->p->sampling.min_p, 0, 1);
-}
-
-static bool field_top_k(parse_ctx *c, const char *name, const cJSON *item)
-{
-    int64_t v = 0;
-    if (!read_int(c, name, item, &v, -1, 2147483647.0))
-        return false;
-    c->p->sampling.top_k = v < 0 ? 0 : (int32_t)v;
-    return true;
-}
-
 static bool field_seed(parse_ctx *c, const char *name, const cJSON *item)
 {
     int64_t v = 0;
@@ -263,27 +184,6 @@ static bool field_seed(parse_ctx *c, const char *name, const cJSON *item)
         return false;
     c->p->has_seed = v != -1;
     c->p->sampling.seed = (uint64_t)v;
-    return true;
-}
-
-static bool field_presence_penalty(parse_ctx *c, const char *name, const cJSON *item)
-{
-    return read_f32(c, name, item, &c->p->sampling.presence_penalty, -2, 2);
-}
-
-static bool field_frequency_penalty(parse_ctx *c, const char *name, const cJSON *item)
-{
-    return read_f32(c, name, item, &c->p->sampling.frequency_penalty, -2, 2);
-}
-
-static bool field_repetition_penalty(parse_ctx *c, const char *name, const cJSON *item)
-{
-    float v = 0;
-    if (!read_f32(c, name, item, &v, 0, 1e6))
-        return false;
-    if (v <= 0)
-        FAIL(c, name, "repetition_penalty: expected more than 0, got %g", item->valuedouble);
-    c->p->sampling.repetition_penalty = v;
     return true;
 }
 
@@ -366,15 +266,6 @@ static bool field_logit_bias(parse_ctx *c, const char *name, const cJSON *item)
     return true;
 }
 
-static bool field_logprobs(parse_ctx *c, const char *name, const cJSON *item)
-{
-    int64_t v = 0;
-    if (!read_int(c, name, item, &v, 0, (double)PGD_MIN(c->cfg->max_logprobs, c->vocab_size - 1)))
-        return false;
-    c->p->sampling.n_logprobs = (int32_t)v;
-    return true;
-}
-
 static bool field_priority(parse_ctx *c, const char *name, const cJSON *item)
 {
     int64_t v = 0;
@@ -395,34 +286,10 @@ static bool field_cache_salt(parse_ctx *c, const char *name, const cJSON *item)
     c->p->cache_salt = read_text(c, item, &n);
     if (c->p->cache_salt == NULL)
         return fail_memory(c);
-    if (n == 0 || n > MAX_SALT_BYTES || strlen(c->p->cache_salt) != n)
-        FAIL(c, name, "cache_salt: expected 1 to %d bytes without NUL, got %zu", MAX_SALT_BYTES, n);
+    if (n == 0 || n > COMPLETION_MAX_SALT_BYTES || strlen(c->p->cache_salt) != n)
+        FAIL(c, name, "cache_salt: expected 1 to %d bytes without NUL, got %zu",
+             COMPLETION_MAX_SALT_BYTES, n);
     return true;
-}
-
-static bool field_ignore_eos(parse_ctx *c, const char *name, const cJSON *item)
-{
-    return read_bool(c, name, item, &c->p->ignore_eos);
-}
-
-static bool field_stream(parse_ctx *c, const char *name, const cJSON *item)
-{
-    return read_bool(c, name, item, &c->p->stream);
-}
-
-static bool field_skip_special(parse_ctx *c, const char *name, const cJSON *item)
-{
-    return read_bool(c, name, item, &c->p->skip_special);
-}
-
-static bool field_include_stop(parse_ctx *c, const char *name, const cJSON *item)
-{
-    return read_bool(c, name, item, &c->p->include_stop);
-}
-
-static bool field_return_token_ids(parse_ctx *c, const char *name, const cJSON *item)
-{
-    return read_bool(c, name, item, &c->p->return_token_ids);
 }
 
 static bool field_stream_options(parse_ctx *c, const char *name, const cJSON *item)
@@ -453,56 +320,195 @@ static bool field_ignored(parse_ctx *c, const char *name, const cJSON *item)
     return true;
 }
 
+/* --- the table -------------------------------------------------------------------------------- */
+
+typedef enum field_kind {
+    FIELD_CUSTOM,
+    FIELD_BOOL,
+    FIELD_INT,    /* int32_t */
+    FIELD_NUMBER, /* float */
+    FIELD_ABOVE   /* float, more than min */
+} field_kind;
+
 typedef struct field_row {
     const char *name;
-    field_fn read;
+    field_kind kind;
+    size_t at; /* in completion_params */
+    double min, max;
+    double (*max_of)(const config *cfg, int32_t vocab_size); /* NULL: max */
+    field_fn read;                                           /* FIELD_CUSTOM */
+    const char *schema;                                      /* FIELD_CUSTOM, see api_openapi.c */
+    const char *help;
 } field_row;
 
+static double max_logprobs(const config *cfg, int32_t vocab_size)
+{
+    return (double)PGD_MIN(cfg->max_logprobs, vocab_size - 1);
+}
+
+#define AT(field)               offsetof(completion_params, field)
+#define BOOL(field)             FIELD_BOOL, AT(field), 0, 0, NULL, NULL, NULL
+#define INT(field, min, max)    FIELD_INT, AT(field), min, max, NULL, NULL, NULL
+#define INT_TO(field, min, fn)  FIELD_INT, AT(field), min, 0, fn, NULL, NULL
+#define NUMBER(field, min, max) FIELD_NUMBER, AT(field), min, max, NULL, NULL, NULL
+#define ABOVE(field, min, max)  FIELD_ABOVE, AT(field), min, max, NULL, NULL, NULL
+#define CUSTOM(read, schema)    FIELD_CUSTOM, 0, 0, 0, NULL, read, schema
+#define UNBUILT                 CUSTOM(field_unbuilt, "'enum':[null,false,'',0]"), "Not supported by this server."
+
 static const field_row fields[] = {
-    {"model", field_model},
-    {"prompt", field_prompt},
-    {"max_tokens", field_max_tokens},
-    {"min_tokens", field_min_tokens},
-    {"n", field_n},
-    {"temperature", field_temperature},
-    {"top_p", field_top_p},
-    {"top_k", field_top_k},
-    {"min_p", field_min_p},
-    {"seed", field_seed},
-    {"presence_penalty", field_presence_penalty},
-    {"frequency_penalty", field_frequency_penalty},
-    {"repetition_penalty", field_repetition_penalty},
-    {"stop", field_stop},
-    {"stop_token_ids", field_stop_token_ids},
-    {"logit_bias", field_logit_bias},
-    {"logprobs", field_logprobs},
-    {"priority", field_priority},
-    {"cache_salt", field_cache_salt},
-    {"ignore_eos", field_ignore_eos},
-    {"stream", field_stream},
-    {"stream_options", field_stream_options},
-    {"skip_special_tokens", field_skip_special},
-    {"include_stop_str_in_output", field_include_stop},
-    {"return_token_ids", field_return_token_ids},
-    {"user", field_ignored},
-    {"echo", field_echo},
-    {"best_of", field_best_of},
-    {"suffix", field_unbuilt},
-    {"prompt_logprobs", field_unbuilt},
-    {"response_format", field_unbuilt},
-    {"structured_outputs", field_unbuilt},
-    {"guided_json", field_unbuilt},
-    {"guided_regex", field_unbuilt},
-    {"guided_choice", field_unbuilt},
-    {"guided_grammar", field_unbuilt},
-    {"grammar", field_unbuilt},
-    {"json_schema", field_unbuilt},
-    {"allowed_token_ids", field_unbuilt},
-    {"bad_words", field_unbuilt},
-    {"logprob_token_ids", field_unbuilt},
-    {"truncate_prompt_tokens", field_unbuilt},
-    {"use_beam_search", field_unbuilt},
+    {"model", CUSTOM(field_model, "'enum':[@model,null]"), "The served model; may be left out."},
+    {"prompt",
+     CUSTOM(field_prompt,
+            "'oneOf':[{'type':'string','minLength':1},"
+            "{'type':'array','items':{'type':'string','minLength':1},'minItems':1,"
+            "'maxItems':@max_prompts},"
+            "{'type':'array','items':@token_id,'minItems':1},"
+            "{'type':'array','items':{'type':'array','items':@token_id,'minItems':1},'minItems':1,"
+            "'maxItems':@max_prompts}]"),
+     "One prompt or several, as text or as token ids."},
+    {"max_tokens", INT(max_tokens, 0, 2147483647.0),
+     "Most output tokens; 16 when left out, 0 only with echo. Prompt and output together must fit "
+     "the context."},
+    {"min_tokens", INT(sampling.min_tokens, 0, 2147483647.0),
+     "Neither end of text nor stop tokens before so many output tokens; at most max_tokens."},
+    {"n", INT(n, 1, COMPLETION_MAX_N), "Choices per prompt; more than 1 needs a temperature."},
+    {"temperature", NUMBER(sampling.temperature, 0, 2), "0 is greedy."},
+    {"top_p", ABOVE(sampling.top_p, 0, 1), "Sample from the likeliest tokens of this mass."},
+    {"top_k", INT(sampling.top_k, -1, 2147483647.0),
+     "Sample from this many likeliest tokens; 0 or -1: all."},
+    {"min_p", NUMBER(sampling.min_p, 0, 1),
+     "Only tokens at least this likely, relative to the likeliest."},
+    {"seed",
+     CUSTOM(
+         field_seed,
+         "'type':['integer','null'],'minimum':-9223372036854775808,'maximum':9223372036854775807"),
+     "The same seed gives the same tokens; -1: none."},
+    {"presence_penalty", NUMBER(sampling.presence_penalty, -2, 2),
+     "Taken off the logit of a token that has occurred in the output."},
+    {"frequency_penalty", NUMBER(sampling.frequency_penalty, -2, 2),
+     "Taken off for each time it has occurred in the output."},
+    {"repetition_penalty", NUMBER(sampling.repetition_penalty, 0.001, 1e6),
+     "Divides positive and multiplies negative logits of tokens in prompt or output."},
+    {"stop",
+     CUSTOM(field_stop,
+            "'oneOf':[{'type':'null'},{'type':'string','minLength':1,'maxLength':@max_stop_bytes},"
+            "{'type':'array','items':{'type':'string','minLength':1,'maxLength':@max_stop_bytes},"
+            "'maxItems':@max_stop_strings}]"),
+     "Strings that end the output; @max_stop_bytes bytes in all."},
+    {"stop_token_ids",
+     CUSTOM(field_stop_token_ids,
+            "'type':['array','null'],'items':@token_id,'maxItems':@max_stop_ids"),
+     "Tokens that end the output, besides those of the model."},
+    {"logit_bias",
+     CUSTOM(field_logit_bias,
+            "'type':['object','null'],'propertyNames':{'pattern':'^(0|[1-9][0-9]{0,8})$'},"
+            "'additionalProperties':{'type':'number','minimum':-100,'maximum':100},"
+            "'maxProperties':@max_logit_bias"),
+     "Token id of the vocabulary to what is added to its logit."},
+    {"logprobs", INT_TO(sampling.n_logprobs, 0, max_logprobs),
+     "Log probabilities of this many likeliest tokens, and of the sampled one."},
+    {"priority",
+     CUSTOM(field_priority,
+            "'type':['integer','null'],'minimum':@min_priority,'maximum':@max_priority"),
+     "Smaller first; 0 unless scheduling_policy is priority."},
+    {"cache_salt",
+     CUSTOM(field_cache_salt, "'type':['string','null'],'minLength':1,'maxLength':@max_salt_bytes,"
+                              "'pattern':'^[^\\u0000]*$'"),
+     "Prefix-cache hits only among requests of the same salt; at most @max_salt_bytes bytes."},
+    {"ignore_eos", BOOL(ignore_eos), "Go on after the end of text."},
+    {"stream", BOOL(stream), "Answer with server-sent events."},
+    {"stream_options",
+     CUSTOM(field_stream_options,
+            "'type':['object','null'],'properties':{'include_usage':{'type':['boolean','null']}}"),
+     "Only with stream: include_usage adds a last event with the usage."},
+    {"skip_special_tokens", BOOL(skip_special), "Leave special tokens out of the text."},
+    {"include_stop_str_in_output", BOOL(include_stop), "Keep what ended the output in the text."},
+    {"return_token_ids", BOOL(return_token_ids), "Add the token ids of each choice."},
+    {"user", CUSTOM(field_ignored, "'default':null"), "Ignored."},
+    {"echo", BOOL(echo), "Put the prompt before the text, and with logprobs its own too."},
+    {"suffix", UNBUILT},
+    {"best_of", INT(best_of, 1, COMPLETION_MAX_BEST_OF),
+     "Generate so many, answer the n likeliest; not less than n, not with stream."},
+    {"prompt_logprobs", UNBUILT},
+    {"response_format", UNBUILT},
+    {"structured_outputs", UNBUILT},
+    {"guided_json", UNBUILT},
+    {"guided_regex", UNBUILT},
+    {"guided_choice", UNBUILT},
+    {"guided_grammar", UNBUILT},
+    {"grammar", UNBUILT},
+    {"json_schema", UNBUILT},
+    {"allowed_token_ids", UNBUILT},
+    {"bad_words", UNBUILT},
+    {"logprob_token_ids", UNBUILT},
+    {"truncate_prompt_tokens", UNBUILT},
+    {"use_beam_search", UNBUILT},
 };
+
+static double row_max(const field_row *row, const config *cfg, int32_t vocab_size)
+{
+    return row->max_of != NULL ? row->max_of(cfg, vocab_size) : row->max;
+}
+
+static bool read_field(parse_ctx *c, const field_row *row, const cJSON *item)
+{
+    void *at = (char *)c->p + row->at;
+    double max = row_max(row, c->cfg, c->vocab_size);
+    int64_t i = 0;
+    double d = 0;
+    switch (row->kind) {
+    case FIELD_CUSTOM:
+        break;
+    case FIELD_BOOL:
+        return read_bool(c, row->name, item, at);
+    case FIELD_INT:
+        if (!read_int(c, row->name, item, &i, row->min, max))
+            return false;
+        *(int32_t *)at = (int32_t)i;
+        return true;
+    case FIELD_NUMBER:
+    case FIELD_ABOVE:
+        if (!read_number(c, row->name, item, &d, row->min, max))
+            return false;
+        if (row->kind == FIELD_ABOVE && !(d > row->min))
+            FAIL(c, row->name, "%s: expected more than %g and at most %g, got %g", row->name,
+                 row->min, max, d);
+        /* A double above the bound must not round to it, nor to a number that the wire refuses. */
+        *(float *)at = row->kind == FIELD_ABOVE ? PGD_MAX((float)d, SAMPLING_TINY) : (float)d;
+        return true;
+    }
+    return row->read(c, row->name, item);
+}
+
+void completion_params_append_schema(strbuf *out, const config *cfg, int32_t vocab_size)
+{
+    for (size_t i = 0; i < PGD_ARRAY_LEN(fields); i++) {
+        const field_row *row = &fields[i];
+        strbuf_appendf(out, "%s'%s':{'description':'%s',", i > 0 ? "," : "", row->name, row->help);
+        double max = row_max(row, cfg, vocab_size);
+        switch (row->kind) {
+        case FIELD_CUSTOM:
+            strbuf_append_str(out, row->schema);
+            break;
+        case FIELD_BOOL:
+            strbuf_append_str(out, "'type':['boolean','null']");
+            break;
+        case FIELD_INT:
+            strbuf_appendf(out, "'type':['integer','null'],'minimum':%.0f,'maximum':%.0f", row->min,
+                           max);
+            break;
+        case FIELD_NUMBER:
+            strbuf_appendf(out, "'type':['number','null'],'minimum':%g,'maximum':%g", row->min,
+                           max);
+            break;
+        case FIELD_ABOVE:
+            strbuf_appendf(out, "'type':['number','null'],'exclusiveMinimum':%g,'maximum':%g",
+                           row->min, max);
+            break;
+        }
+        strbuf_append_char(out, '}');
+    }
+}
 
 /* Each unknown name is logged once, and only so many of them. */
 static void log_unknown(const char *name)
@@ -571,10 +577,11 @@ static bool read_fields(parse_ctx *c, const cJSON *tree)
             i++;
         if (i == PGD_ARRAY_LEN(fields))
             log_unknown(item->string);
-        else if (!fields[i].read(c, fields[i].name, item))
+        else if (!read_field(c, &fields[i], item))
             return false;
     }
     completion_params *p = c->p;
+    p->sampling.top_k = PGD_MAX(p->sampling.top_k, 0);
     if (p->n_prompts == 0)
         FAIL(c, "prompt", "prompt: this field is required");
     if (json_get(tree, "stream_options") != NULL && !p->stream)

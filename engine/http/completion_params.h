@@ -9,6 +9,7 @@
 #define ENGINE_HTTP_COMPLETION_PARAMS_H
 
 #include "common/arena.h"
+#include "common/strbuf.h"
 #include "config/config.h"
 #include "engine/text/tokenizer.h"
 #include "proto/sampling_params.h"
@@ -19,6 +20,7 @@
 #define COMPLETION_MAX_VALUES     524288 /* in the JSON, token ids of prompts included */
 #define COMPLETION_MAX_FIELDS     256    /* at the top level, known or not */
 #define COMPLETION_MAX_STOP_BYTES 4096   /* all stop strings together */
+#define COMPLETION_MAX_SALT_BYTES 128
 
 typedef struct completion_prompt {
     const char *text; /* NULL when given as ids */
@@ -69,5 +71,8 @@ PGD_MUST_USE bool completion_params_parse(completion_params *out, const char *bo
                                           const char *model_name, int32_t vocab_size,
                                           completion_fault *fault);
 void completion_params_deinit(completion_params *p);
+/* Appends the members of the OpenAPI schema's properties, as a template of
+ * api_openapi.c. */
+void completion_params_append_schema(strbuf *out, const config *cfg, int32_t vocab_size);
 
 #endif

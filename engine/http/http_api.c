@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/http/api_openapi.h"
 #include "engine/http/http_errors.h"
 
 typedef void (*api_fn)(http_api *api, http_conn *conn, const http_request *req);
@@ -16,18 +17,20 @@ typedef struct route {
     const char *path;
     const char *method;
     api_fn handle;
+    const char *operation; /* for the OpenAPI document */
 } route;
 
 static const route routes[] = {
-    {"/v1/completions", "POST", api_completions_handle},
-    {"/v1/models", "GET", api_models_handle},
-    {"/v1/models/{model}", "GET", api_model_handle},
-    {"/tokenize", "POST", api_tokenize_handle},
-    {"/detokenize", "POST", api_detokenize_handle},
-    {"/reset_prefix_cache", "POST", api_reset_prefix_cache_handle},
-    {"/health", "GET", api_health_handle},
-    {"/metrics", "GET", api_metrics_handle},
-    {"/version", "GET", api_version_handle},
+    {"/v1/completions", "POST", api_completions_handle, api_openapi_completions},
+    {"/v1/models", "GET", api_models_handle, api_openapi_models},
+    {"/v1/models/{model}", "GET", api_model_handle, api_openapi_model},
+    {"/tokenize", "POST", api_tokenize_handle, api_openapi_tokenize},
+    {"/detokenize", "POST", api_detokenize_handle, api_openapi_detokenize},
+    {"/reset_prefix_cache", "POST", api_reset_prefix_cache_handle, api_openapi_reset},
+    {"/health", "GET", api_health_handle, api_openapi_health},
+    {"/metrics", "GET", api_metrics_handle, api_openapi_metrics},
+    {"/version", "GET", api_version_handle, api_openapi_version},
+    {"/openapi.json", "GET", api_openapi_handle, api_openapi_document},
 };
 
 static bool matches(const route *r, const char *path)
@@ -42,6 +45,16 @@ static bool matches(const route *r, const char *path)
 const char *http_api_route_path(int route_idx)
 {
     return route_idx < (int)PGD_ARRAY_LEN(routes) ? routes[route_idx].path : NULL;
+}
+
+const char *http_api_route_method(int route_idx)
+{
+    return routes[route_idx].method;
+}
+
+const char *http_api_route_operation(int route_idx)
+{
+    return routes[route_idx].operation;
 }
 
 void http_api_answered(void *arg, const access_entry *entry)

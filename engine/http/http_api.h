@@ -29,6 +29,9 @@ void http_api_handle(void *arg, http_conn *conn, const http_request *req);
 void http_api_answered(void *arg, const access_entry *entry);
 /* Path of a route as OpenAPI writes it ("/v1/models/{model}"), NULL behind the last. */
 const char *http_api_route_path(int route_idx);
+const char *http_api_route_method(int route_idx);
+/* See api_openapi.h. */
+const char *http_api_route_operation(int route_idx);
 
 /* api_completions.c */
 void api_completions_handle(http_api *api, http_conn *conn, const http_request *req);
@@ -38,6 +41,8 @@ void api_models_handle(http_api *api, http_conn *conn, const http_request *req);
 void api_model_handle(http_api *api, http_conn *conn, const http_request *req);
 void api_version_handle(http_api *api, http_conn *conn, const http_request *req);
 void api_reset_prefix_cache_handle(http_api *api, http_conn *conn, const http_request *req);
+/* api_openapi.c */
+void api_openapi_handle(http_api *api, http_conn *conn, const http_request *req);
 /* api_metrics.c */
 void api_metrics_handle(http_api *api, http_conn *conn, const http_request *req);
 /* api_tokenize.c */

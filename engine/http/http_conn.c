@@ -37,6 +37,7 @@
 #define MAX_PENDING_BYTES 262144 /* pipelined input that may wait */
 #define MAX_KEPT_BYTES    65536  /* of a buffer, for the next request */
 #define MAX_HEADERS       128
+#define MAX_METHOD_BYTES  32
 #define LINGER_US         2000000u
 
 typedef enum conn_phase {
@@ -522,6 +523,26 @@ static void dispatch(http_conn *c)
     drop_body(c);
 }
 
+/* Whether a request begins with a method that is well formed, if unknown to the parser; else it is
+ * another protocol. */
+static bool is_method(const char *data, size_t n_bytes)
+{
+    size_t n = 0;
+    while (n < n_bytes && n < MAX_METHOD_BYTES && data[n] >= 'A' && data[n] <= 'Z')
+        n++;
+    return n > 0 && n < n_bytes && data[n] == ' ';
+}
+
+static void respond_unknown_method(http_conn *c)
+{
+    strbuf b;
+    strbuf_init(&b);
+    http_error_append(&b, 405, NULL, NULL, "no path of this server knows this method");
+    http_conn_respond(c, 405, "application/json", "Allow: GET, HEAD, POST, OPTIONS\r\n", b.data,
+                      b.n_bytes);
+    strbuf_deinit(&b);
+}
+
 /* Feeds bytes until a message is complete; what is behind it goes to pending. */
 static void process_input(http_conn *c, const char *data, size_t n_bytes)
 {
@@ -549,6 +570,8 @@ static void process_input(http_conn *c, const char *data, size_t n_bytes)
     drop_body(c);
     if (c->refuse_status != 0)
         http_error_respond_code(c, c->refuse_status, NULL, c->refuse_code, c->refuse_text);
+    else if (rc == HPE_INVALID_METHOD && is_method(data, n_bytes))
+        respond_unknown_method(c);
     else
         http_error_respond(c, 400, NULL, "malformed HTTP request: %s",
                            llhttp_get_error_reason(&c->parser));

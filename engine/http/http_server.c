@@ -486,6 +486,11 @@ const http_counters *http_server_get_counters(const http_server *s)
     return &s->host.counters;
 }
 
+int32_t http_server_n_keys(const http_server *s)
+{
+    return http_auth_n_keys(s->auth);
+}
+
 int32_t http_server_n_connections(const http_server *s)
 {
     return s->n_conns;

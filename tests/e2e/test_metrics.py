@@ -277,7 +277,7 @@ def test_http_series(daemons):
         "handler=/v1/completions,method=POST,status=400": 1,
         "handler=/v1/models/{model},method=GET,status=404": 1,
         "handler=/health,method=HEAD,status=200": 1,
-        "handler=other,method=other,status=400": 1,
+        "handler=other,method=other,status=405": 1,
         "handler=other,method=other,status=503": refused_now,
     }
     assert v["paged_http_request_duration_seconds_count{handler=/v1/completions}"] == 3
