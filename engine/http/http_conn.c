@@ -590,7 +590,7 @@ static void next_request(http_conn *c)
     }
 }
 
-pgd_err http_conn_accept(http_conn **out, uv_stream_t *listener, bool is_pipe, http_conn_host *host)
+pgd_err http_conn_accept(http_conn **out, int fd, bool is_pipe, http_conn_host *host)
 {
     http_conn *c = mem_calloc(1, sizeof(*c));
     if (c == NULL)
@@ -623,8 +623,10 @@ pgd_err http_conn_accept(http_conn **out, uv_stream_t *listener, bool is_pipe, h
     c->parser.data = c;
     reset_request(c);
     *out = c;
-    if (uv_accept(listener, &c->io.stream) != 0 ||
-        uv_read_start(&c->io.stream, on_alloc, on_read) != 0) {
+    rc = is_pipe ? uv_pipe_open(&c->io.pipe, fd) : uv_tcp_open(&c->io.tcp, fd);
+    if (rc != 0)
+        close(fd);
+    if (rc != 0 || uv_read_start(&c->io.stream, on_alloc, on_read) != 0) {
         http_conn_close(c);
         return PGD_OK; /* on_closed tells */
     }

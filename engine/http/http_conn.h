@@ -75,9 +75,8 @@ typedef struct http_conn_host {
 
 #define HTTP_CONN_READ_BYTES 65536
 
-/* Accepts from listener; a refusal closes at once. host: borrow until on_closed. */
-PGD_MUST_USE pgd_err http_conn_accept(http_conn **out, uv_stream_t *listener, bool is_pipe,
-                                      http_conn_host *host);
+/* Takes fd, an accepted socket, unless it fails. host: borrow until on_closed. */
+PGD_MUST_USE pgd_err http_conn_accept(http_conn **out, int fd, bool is_pipe, http_conn_host *host);
 /* Answers 503 without reading a request, then closes: for a connection over the limit. */
 void http_conn_refuse(http_conn *c);
 /* Closes now; a request being answered gets its disconnect callback. */

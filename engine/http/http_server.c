@@ -1,6 +1,10 @@
 /* The listeners and their connections. Bound early, so that a busy port is told before a model is
  * loaded (and nothing is loaded twice by mistake). Over max_connections a client gets a short 503
- * and is closed; over MAX_REFUSED of those at once it is closed without a word. */
+ * and is closed; over MAX_REFUSED of those at once it is closed without a word.
+ *
+ * The sockets are polled and accepted from here. With uv_listen it is libuv that accepts, and where
+ * there is no descriptor for a client, not even its reserve, libuv 1.44 tries again for ever inside
+ * one turn of the loop: nobody is served until another process lets go. */
 #include "engine/http/http_server.h"
 
 #include <errno.h>
@@ -26,6 +30,7 @@
 #define SWEEP_MS       1000
 #define SWEEP_SOON_MS  100 /* with request_timeout: about as long as a step */
 #define LATE_SWEEP_US  3000000u
+#define ACCEPTS_A_TURN 64
 #define MAX_REFUSED    32
 #define MAX_LISTENERS  32
 #define FIRST_FD       3 /* of those that systemd passes */
@@ -40,15 +45,18 @@ typedef union socket_address {
 
 typedef struct listener {
     union {
-        uv_stream_t stream;
+        uv_handle_t handle;
         uv_tcp_t tcp;
         uv_pipe_t pipe;
-    } io;
+    } io;             /* owns fd */
+    uv_poll_t poller; /* of fd */
+    int fd;
     http_server *server;
     bool is_pipe;
     bool is_inherited;
     bool is_open;
-    bool accept_waits; /* a client that there was no memory for */
+    bool is_listening;
+    bool is_paused; /* until the next sweep: there was no descriptor, or no memory, for a client */
 } listener;
 
 struct http_server {
@@ -119,21 +127,12 @@ static void on_conn_output(void *arg)
     uv_idle_start(&s->flusher, on_flush);
 }
 
-static void on_connection(uv_stream_t *stream, int status)
+static void take_connection(listener *l, int fd)
 {
-    listener *l = stream->data;
     http_server *s = l->server;
     http_conn *conn;
-    if (status != 0) {
-        uint64_t n;
-        if (log_limit_pass(&s->refusals, 5000000, &n))
-            log_warn("http", "accept failed: %s (%llu more since the last line)",
-                     uv_strerror(status), (unsigned long long)n);
-        return;
-    }
-    if (http_conn_accept(&conn, stream, l->is_pipe, &s->host) != PGD_OK) {
-        /* libuv listens no more until this one is accepted: the sweep tries again. */
-        l->accept_waits = true;
+    if (http_conn_accept(&conn, fd, l->is_pipe, &s->host) != PGD_OK) {
+        close(fd);
         log_warn("http", "out of memory for a connection");
         return;
     }
@@ -155,6 +154,53 @@ static void on_connection(uv_stream_t *stream, int status)
     }
 }
 
+static void pause_accepting(listener *l, int error)
+{
+    uint64_t n;
+    uv_poll_stop(&l->poller);
+    l->is_paused = true;
+    if (log_limit_pass(&l->server->refusals, 5000000, &n))
+        log_warn("http", "accept failed: %s (%llu more since the last line)", strerror(error),
+                 (unsigned long long)n);
+}
+
+static void on_acceptable(uv_poll_t *poller, int status, int events)
+{
+    listener *l = poller->data;
+    (void)status;
+    (void)events;
+    for (int i = 0; i < ACCEPTS_A_TURN; i++) {
+        int fd = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd >= 0)
+            take_connection(l, fd);
+        else if (errno == EAGAIN)
+            return;
+        else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+            pause_accepting(l, errno);
+            return;
+        } /* else: that client is gone, or the network does not let it through */
+    }
+}
+
+/* Of a bound socket, or to go on after a pause. */
+static int start_accepting(listener *l)
+{
+    l->is_paused = false;
+    if (!l->is_listening) {
+        int rc = uv_fileno(&l->io.handle, &l->fd);
+        if (rc == 0 && listen(l->fd, LISTEN_BACKLOG) != 0)
+            rc = uv_translate_sys_error(errno);
+        if (rc == 0)
+            rc = uv_poll_init(l->server->host.loop, &l->poller, l->fd);
+        if (rc != 0)
+            return rc;
+        l->poller.data = l;
+        l->is_listening = true;
+        l->server->n_open_handles++;
+    }
+    return uv_poll_start(&l->poller, UV_READABLE, on_acceptable);
+}
+
 static void on_sweep(uv_timer_t *timer)
 {
     http_server *s = timer->data;
@@ -165,10 +211,8 @@ static void on_sweep(uv_timer_t *timer)
     s->swept_us = now;
     for (int i = 0; i < s->n_listeners; i++) {
         listener *l = &s->listeners[i];
-        if (l->accept_waits && l->is_open) {
-            l->accept_waits = false;
-            on_connection(&l->io.stream, 0);
-        }
+        if (l->is_paused && l->is_open)
+            (void)start_accepting(l);
     }
     for (list_node *n = s->conns.next; n != &s->conns && !is_late;) {
         list_node *next = n->next; /* closing is asynchronous: n stays linked */
@@ -208,7 +252,7 @@ static listener *add_listener(http_server *s, bool is_pipe, bool is_inherited)
         uv_pipe_init(s->host.loop, &l->io.pipe, 0);
     else
         uv_tcp_init(s->host.loop, &l->io.tcp);
-    l->io.stream.data = l;
+    l->io.handle.data = l;
     l->server = s;
     l->is_pipe = is_pipe;
     l->is_inherited = is_inherited;
@@ -246,7 +290,7 @@ static pgd_err bind_pipe(http_server *s, const char *path, pgd_why *why)
     listener *l = add_listener(s, true, false);
     int rc = uv_pipe_bind(&l->io.pipe, path);
     if (rc == 0)
-        rc = uv_listen(&l->io.stream, LISTEN_BACKLOG, on_connection);
+        rc = start_accepting(l);
     if (rc != 0)
         return pgd_fail(why, PGD_EIO, "cannot listen on unix socket %s: %s", path, uv_strerror(rc));
     snprintf(s->address, sizeof(s->address), "unix:%s", path);
@@ -262,13 +306,12 @@ static pgd_err bind_tcp(http_server *s, const char *host, int port, pgd_why *why
                         "host: expected an IPv4 or IPv6 address or localhost, got \"%s\"", host);
     listener *l = add_listener(s, false, false);
     int rc = uv_tcp_bind(&l->io.tcp, &addr.any, 0);
-    /* libuv keeps EADDRINUSE for listen; listening here tells it now. Nothing is accepted before
-     * the loop runs. */
-    if (rc == 0)
-        rc = uv_listen(&l->io.stream, LISTEN_BACKLOG, on_connection);
     int len = sizeof(addr);
     if (rc == 0)
-        rc = uv_tcp_getsockname(&l->io.tcp, &addr.any, &len);
+        rc = uv_tcp_getsockname(&l->io.tcp, &addr.any, &len); /* tells EADDRINUSE, too */
+    /* Nothing is accepted before the loop runs. */
+    if (rc == 0)
+        rc = start_accepting(l);
     if (rc != 0)
         return pgd_fail(why, rc == UV_EADDRINUSE ? PGD_EBUSY : PGD_EIO,
                         "cannot listen on %s port %d: %s%s", host, port, uv_strerror(rc),
@@ -408,7 +451,7 @@ void http_server_accept_inherited(http_server *s)
     s->has_accepted_inherited = true;
     for (int i = 0; i < s->n_listeners; i++) {
         listener *l = &s->listeners[i];
-        int rc = l->is_inherited ? uv_listen(&l->io.stream, LISTEN_BACKLOG, on_connection) : 0;
+        int rc = l->is_inherited ? start_accepting(l) : 0;
         if (rc != 0)
             log_error("http", "cannot listen on descriptor %d of systemd: %s", FIRST_FD + i,
                       uv_strerror(rc));
@@ -450,7 +493,9 @@ void http_server_drain(http_server *s)
             continue;
         l->is_open = false;
         /* A unix socket bound here loses its file; one of systemd stays open there. */
-        uv_close((uv_handle_t *)&l->io.stream, on_listener_closed);
+        if (l->is_listening)
+            uv_close((uv_handle_t *)&l->poller, on_listener_closed);
+        uv_close(&l->io.handle, on_listener_closed);
     }
     for (list_node *n = s->conns.next; n != &s->conns; n = n->next)
         http_conn_close_if_idle(http_conn_from_node(n));

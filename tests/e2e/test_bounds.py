@@ -63,6 +63,32 @@ def test_no_descriptor_left(daemons):
     assert d.text([1, 2, 3], **PARAMS) == want
 
 
+def test_no_descriptor_at_all(daemons):
+    """The limit is on the number of a descriptor: below all that are open, nothing more can be opened, whatever is closed. accept must not
+    spin, who is connected is served, /health tells that no worker can be started, and time alone does not mend it."""
+    d = daemons(*SIM)
+    want = d.text([1, 2, 3], **PARAMS)
+    pid = d.process.pid
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    with socket.create_connection(("127.0.0.1", d.port)) as kept:
+        time.sleep(0.2)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (4, limits[1]))
+        held = [socket.create_connection(("127.0.0.1", d.port)) for _ in range(100)]
+        before = cpu_s(pid)
+        time.sleep(2)
+        assert cpu_s(pid) - before < 0.3 * SLOW
+        kill_worker(d)
+        d.wait_log("restart 2")
+        kept.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = kept.recv(4096)
+        assert b" 503 " in answer and b'"reason"' in answer, answer
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        for s in held:
+            s.close()
+    d.wait_ready_again()
+    assert d.text([1, 2, 3], **PARAMS) == want
+
+
 def start_with(tmp_path, stderr, *flags):
     """A daemon whose stderr is not a file that can be read: the port is found through its Unix socket's path."""
     path = tmp_path / "paged.sock"

@@ -1,7 +1,6 @@
 /* A client of one HTTP connection, for fuzz targets: a socket pair instead of a listener, and a
  * response parser that holds whatever comes back against the grammar.
  *
- * Include in one file of a program: it defines uv_accept, which http_conn calls to get its socket.
  * Thread:  one
  */
 #ifndef TESTS_FUZZ_HTTP_RIG_H
@@ -46,14 +45,6 @@ typedef struct http_rig {
     strbuf body;     /* of the response at hand or the last one */
     bool is_at_end;  /* the server has said its last */
 } http_rig;
-
-static http_rig *http_rig_current; /* whose socket uv_accept gives */
-
-int uv_accept(uv_stream_t *server, uv_stream_t *client)
-{
-    (void)server;
-    return uv_pipe_open((uv_pipe_t *)client, http_rig_current->server_fd);
-}
 
 static inline int http_rig_on_begin(llhttp_t *p)
 {
@@ -172,8 +163,7 @@ static inline void http_rig_connect(http_rig *rig)
     strbuf_init(&rig->body);
     llhttp_init(&rig->parser, HTTP_RESPONSE, &rig->settings);
     rig->parser.data = rig;
-    http_rig_current = rig;
-    if (http_conn_accept(&rig->conn, NULL, true, &rig->host) != PGD_OK)
+    if (http_conn_accept(&rig->conn, rig->server_fd, true, &rig->host) != PGD_OK)
         abort();
 }
 
