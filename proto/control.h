@@ -20,7 +20,7 @@
 /* Least frame limit that an engine may lay down; frames before attach are shorter. */
 #define CONTROL_MIN_FRAME_BYTES 4096
 
-/* The first frame, under epoch 0: the worker does not know its own yet. */
+/* The first frame, under epoch 0: the worker does not know its own yet (nor when it refuses). */
 typedef struct challenge_msg {
     uint8_t nonce[CONTROL_NONCE_BYTES];
 } challenge_msg;

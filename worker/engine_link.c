@@ -6,6 +6,7 @@
  */
 #include "worker/engine_link.h"
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
 
@@ -145,11 +146,16 @@ pgd_err engine_link_listen(engine_link **out, const char *url, size_t max_recv_b
     return finish_open(out, l, err);
 }
 
-void engine_link_wait(engine_link *l)
+bool engine_link_wait(engine_link *l, int timeout_ms)
 {
-    struct pollfd p = {.fd = l->up_fd, .events = POLLIN};
-    while (poll(&p, 1, -1) < 1)
-        continue;
+    uint64_t end_us = clock_now_us() + (uint64_t)timeout_ms * 1000;
+    int n;
+    /* One that goes away while it connects is only lost, never up. */
+    struct pollfd p[2] = {{.fd = l->up_fd, .events = POLLIN}, {.fd = l->lost_fd, .events = POLLIN}};
+    do
+        n = poll(p, PGD_ARRAY_LEN(p), timeout_ms);
+    while (n < 0 && errno == EINTR && clock_now_us() < end_us);
+    return n > 0;
 }
 
 pgd_err engine_link_adopt(engine_link *l, uint32_t worker_epoch, size_t max_recv_bytes)

@@ -30,8 +30,8 @@ PGD_MUST_USE pgd_err engine_link_dial(engine_link **out, const char *url, size_t
  * else is at the path), PGD_EIO (in use, no such address) */
 PGD_MUST_USE pgd_err engine_link_listen(engine_link **out, const char *url, size_t max_recv_bytes,
                                         pgd_why *why);
-/* Waits without limit until an engine has connected to a link that listens. */
-void engine_link_wait(engine_link *l);
+/* Until somebody has connected to a link that listens; false: nobody has within the time. */
+bool engine_link_wait(engine_link *l, int timeout_ms);
 /* From here on frames carry this epoch, and only such are received. */
 PGD_MUST_USE pgd_err engine_link_adopt(engine_link *l, uint32_t worker_epoch,
                                        size_t max_recv_bytes);

@@ -1,6 +1,10 @@
 /* A link that failed is closed and another one opened, rather than used again: nothing that was
  * queued for one peer may reach the next.
  *
+ * Nor does a listener live for ever: when a peer goes away at the wrong moment of connecting, NNG
+ * 1.5.2 takes its error for the listener's own end and never accepts again (measured over ipc, every
+ * second time). So it is opened anew every LISTEN_MS; who connects just then tries again.
+ *
  * A peer that connects and then says nothing keeps others away for ANSWER_MS. Who can do that again
  * and again has to be kept off the address by the network or the directory; the token does not.
  */
@@ -11,6 +15,7 @@
 
 #include "common/log.h"
 
+#define LISTEN_MS    3000
 #define ANSWER_MS    5000
 #define LAST_WORD_MS 1000 /* for the other side to read why it was refused */
 
@@ -73,13 +78,14 @@ pgd_err handshake_await(engine_link **out, uint8_t proof[CONTROL_PROOF_BYTES], c
         pgd_why refusal = {0};
         engine_link *link;
         PGD_TRY(engine_link_listen(&link, url, HANDSHAKE_MAX_RECV_BYTES, why));
-        engine_link_wait(link);
-        pgd_err err = handshake_run(proof, link, key, ANSWER_MS, &refusal);
+        bool is_up = engine_link_wait(link, LISTEN_MS);
+        pgd_err err = is_up ? handshake_run(proof, link, key, ANSWER_MS, &refusal) : PGD_EAGAIN;
         if (err == PGD_OK) {
             *out = link;
             return PGD_OK;
         }
-        log_warn("worker", "refused an engine at %s: %s", url, pgd_why_text(&refusal, err));
+        if (is_up)
+            log_warn("worker", "refused an engine at %s: %s", url, pgd_why_text(&refusal, err));
         engine_link_close(link);
     }
 }

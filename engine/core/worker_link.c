@@ -236,7 +236,9 @@ static pgd_err describe_last(const worker_link *l, worker_frame *out, pgd_why *w
     out->n_bytes = nng_msg_len(l->last);
     PGD_TRY(wire_decode_header(&h, out->data, out->n_bytes, why));
     out->type = h.type;
-    return h.worker_epoch == l->worker_epoch || h.type == WIRE_CHALLENGE ? PGD_OK : PGD_EAGAIN;
+    bool is_before_attach =
+        h.worker_epoch == 0 && (h.type == WIRE_CHALLENGE || h.type == WIRE_ERROR);
+    return h.worker_epoch == l->worker_epoch || is_before_attach ? PGD_OK : PGD_EAGAIN;
 }
 
 /* The next message into last, or an NNG error; NNG_EAGAIN leaves a receive armed. */

@@ -42,7 +42,7 @@ const char *worker_link_get_url(const worker_link *l);
 PGD_MUST_USE pgd_err worker_link_send(worker_link *l, wire_type type, const wire_record *rec,
                                       const void *msg);
 /* PGD_EAGAIN: none waits. Frames of another epoch are dropped, but
- * for a challenge, whose sender does not know its epoch yet. PGD_EPROTO, PGD_EUNSUPPORTED: a bad
+ * for a challenge or error of epoch 0, whose sender does not know its own yet. PGD_EPROTO, PGD_EUNSUPPORTED: a bad
  * header. */
 PGD_MUST_USE pgd_err worker_link_recv(worker_link *l, worker_frame *out, pgd_why *why);
 /* Keeps the frame last received, in order, until worker_link_take_held. False when
