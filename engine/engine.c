@@ -38,6 +38,7 @@ struct engine {
     list_node dirty;
     uint64_t next_id;
     uint8_t hash_seed[HASH_SHA256_BYTES];
+    uint8_t fingerprint[HASH_SHA256_BYTES]; /* of the model, for a worker that we do not start */
     block_hasher *hasher;
     char model_path[CONFIG_PATH_BYTES];
     char model_name[256];
@@ -249,6 +250,9 @@ pgd_err engine_create(engine **out, uv_loop_t *loop, const config *cfg, pgd_why 
         err = tokenizer_create(&e->tok, e->model, why);
     if (err == PGD_OK)
         err = load_hash_seed(e, why);
+    bool is_apart = cfg->worker[0] != 0 && !is_sim; /* perhaps on another host */
+    if (err == PGD_OK && is_apart)
+        err = model_file_fingerprint(e->model, e->fingerprint);
     if (err != PGD_OK)
         goto fail;
     if (is_sim)
@@ -269,6 +273,7 @@ pgd_err engine_create(engine **out, uv_loop_t *loop, const config *cfg, pgd_why 
         .cfg = &e->cfg,
         .model = is_sim ? NULL : model_file_get_config(e->model),
         .model_path = e->model_path,
+        .model_fingerprint = is_apart ? e->fingerprint : NULL,
         .hash_seed = e->hash_seed,
         .wake = wake_loop,
         .wake_arg = e,

@@ -629,6 +629,7 @@ static pgd_err make_parts(core_loop *c, pgd_why *why)
         return pgd_fail(why, PGD_EIO, "no eventfd: %s", strerror(errno));
     worker_life_opts life = {.cfg = c->opts.cfg,
                              .model_path = c->opts.model_path,
+                             .model_fingerprint = c->opts.model_fingerprint,
                              .sizes = c->sizes,
                              .wake_fd = c->wake_fd,
                              .on_ready = on_ready,

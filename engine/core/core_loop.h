@@ -97,8 +97,10 @@ typedef struct core_loop_opts {
     const config *cfg;         /* borrow until destroy */
     const model_config *model; /* borrow until destroy; NULL with --device sim */
     const char *model_path;    /* borrow until destroy */
-    const uint8_t *hash_seed;  /* [32], borrow until destroy */
-    void (*wake)(void *arg);   /* called on the core thread after events were pushed; must be cheap
+    /* [32], borrow until destroy: the worker must have the same file; NULL = any */
+    const uint8_t *model_fingerprint;
+    const uint8_t *hash_seed; /* [32], borrow until destroy */
+    void (*wake)(void *arg);  /* called on the core thread after events were pushed; must be cheap
                                   and thread-safe */
     void *wake_arg;
     void (*beat)(void); /* called on the core thread at least every beat_us while it turns, idle or

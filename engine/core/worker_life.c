@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/file.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "engine/core/worker_host.h"
@@ -41,6 +42,7 @@ struct worker_life {
     worker_host *host;
     worker_link *link;
     worker_facts facts;
+    char model_path[CONTROL_PATH_BYTES];
     load_done_msg first_load; /* of the first life; later ones must agree */
     kv_config_msg kv;
     wire_limits limits;
@@ -104,6 +106,23 @@ static pgd_err check_frames(const core_sizes *z, pgd_why *why)
                     z->max_num_seqs, z->max_model_len, n_bytes >> 20);
 }
 
+/* Absolute: a worker that we did not start is elsewhere. */
+static pgd_err set_model_path(worker_life *w, const char *path, pgd_why *why)
+{
+    char dir[CONTROL_PATH_BYTES];
+    bool fits = true;
+    if (path == NULL || path[0] == 0 || path[0] == '/')
+        snprintf(w->model_path, sizeof w->model_path, "%s", path != NULL ? path : "");
+    else
+        fits = getcwd(dir, sizeof dir) != NULL &&
+               file_join(w->model_path, sizeof w->model_path, dir, path);
+    return fits ? PGD_OK
+                : pgd_fail(why, PGD_EINVAL,
+                           "model: expected an absolute path of at most %d bytes, "
+                           "got a longer one, at %s",
+                           CONTROL_PATH_BYTES - 1, path);
+}
+
 pgd_err worker_life_create(worker_life **out, const worker_life_opts *opts, pgd_why *why)
 {
     worker_life *w = mem_calloc(1, sizeof *w);
@@ -112,6 +131,8 @@ pgd_err worker_life_create(worker_life **out, const worker_life_opts *opts, pgd_
     w->opts = *opts;
     w->facts.max_model_len = opts->sizes.max_model_len;
     pgd_err err = check_frames(&opts->sizes, why);
+    if (err == PGD_OK)
+        err = set_model_path(w, opts->model_path, why);
     if (err == PGD_OK)
         err = opts->cfg->worker[0] != 0
                   ? worker_attach_create(&w->host, opts->cfg, why)
@@ -296,8 +317,7 @@ static pgd_err take_hello(worker_life *w, const worker_frame *f, pgd_why *why)
     w->facts.pid = m.pid;
     snprintf(w->facts.device_name, sizeof w->facts.device_name, "%s", m.device_name);
     w->facts.spawn_us = w->awake_us - w->start_mark;
-    snprintf(load.model_path, sizeof load.model_path, "%s",
-             w->opts.model_path != NULL ? w->opts.model_path : "");
+    snprintf(load.model_path, sizeof load.model_path, "%s", w->model_path);
     load.kv_dtype = (int32_t)z->kv_dtype;
     load.block_size = z->block_size;
     load.max_model_len = z->max_model_len;
@@ -344,6 +364,10 @@ static pgd_err take_load_done(worker_life *w, const worker_frame *f, pgd_why *wh
     if (w->facts.n_blocks == 0) {
         core_sizes *z = &w->opts.sizes;
         *first = m;
+        if (w->opts.model_fingerprint != NULL &&
+            memcmp(m.model_fingerprint, w->opts.model_fingerprint, sizeof m.model_fingerprint) != 0)
+            return pgd_fail(why, PGD_EPROTO, "the worker has another model at %s than this engine",
+                            w->model_path);
         w->is_fatal = true; /* a pool that does not fit now will not fit next time */
         PGD_TRY(core_sizes_fit_kv(&w->facts.n_blocks, z, w->opts.cfg, &m, why));
         w->facts.n_groups = m.n_kv_groups;

@@ -61,8 +61,9 @@ typedef struct worker_facts {
 } worker_facts;
 
 typedef struct worker_life_opts {
-    const config *cfg;      /* borrow until destroy */
-    const char *model_path; /* borrow until destroy */
+    const config *cfg;                /* borrow until destroy */
+    const char *model_path;           /* borrow until destroy */
+    const uint8_t *model_fingerprint; /* of our file, borrow until destroy; NULL = any */
     core_sizes sizes;
     int wake_fd; /* borrow until destroy; written when there is something to do in a turn */
     /* Callbacks, all from worker_life_turn. The worker is ready for steps; PGD_OK or the reason to

@@ -2,6 +2,7 @@
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -10,7 +11,7 @@ import threading
 import time
 
 import pytest
-from conftest import BUILD, SLOW, free_port
+from conftest import BUILD, SLOW, TINY, free_port
 from test_processes import collect, wait_gone
 
 WORKER = BUILD / "bin" / "paged-worker"
@@ -19,11 +20,11 @@ PARAMS = {"max_tokens": 150, "ignore_eos": True, "seed": 3}
 
 
 class Worker:
-    def __init__(self, tmp_path, url, *flags, device="sim"):
+    def __init__(self, tmp_path, url, *flags, device="sim", cwd=None):
         self.log_path = tmp_path / f"worker-{time.monotonic_ns()}.log"
         with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen([str(a) for a in (WORKER, "--listen", url, "--device", device, *flags)], stdin=subprocess.DEVNULL,
-                                            stdout=subprocess.DEVNULL, stderr=log)
+            self.process = subprocess.Popen([str(a) for a in (WORKER, "--listen", url, "--device", device, *flags)], cwd=cwd,
+                                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
 
     @property
     def pid(self):
@@ -74,9 +75,9 @@ def url(request, tmp_path):
 def waiting(daemons):
     """An engine that is not ready yet; its HTTP side answers all the same."""
 
-    def make(*flags):
+    def make(*flags, **kwargs):
         port = free_port()
-        d = daemons(*SIM, *flags, "--port", port, wait=False)
+        d = daemons(*SIM, *flags, "--port", port, wait=False, **kwargs)
         d.port = port
         end = time.monotonic() + 10 * SLOW
         while True:
@@ -132,12 +133,31 @@ def test_worker_first(daemons, workers, url):
 
 
 def test_same_tokens_as_a_worker_of_its_own(daemons, workers, url):
-    """The real model, its path given relative to the engine's directory, and a worker with another one."""
+    """The real model; its path is relative to the engine's directory, which is not the worker's."""
     own = daemons("--max-model-len", "256")
     want = own.text("And it came to pass", max_tokens=60, temperature=0)
-    workers(url, device="cpu")
-    d = daemons("--max-model-len", "256", "--device", "cpu", "--worker", url)
+    workers(url, device="cpu", cwd="/")
+    d = daemons("--max-model-len", "256", "--device", "cpu", "--worker", url, model=os.path.relpath(TINY))
     assert d.text("And it came to pass", max_tokens=60, temperature=0) == want
+
+
+def test_another_model_at_the_same_path(daemons, waiting, workers, tmp_path):
+    """As on another host: the worker sees a file that differs from the engine's."""
+    url = f"ipc://{tmp_path}/w.sock"
+    model = tmp_path / "m.gguf"
+    shutil.copy(TINY, model)
+    d = waiting("--device", "cpu", "--worker", url, model=model)
+    changed = bytearray(TINY.read_bytes())
+    changed[-100] ^= 1
+    (tmp_path / "other").write_bytes(changed)
+    os.replace(tmp_path / "other", model)
+    workers(url, device="cpu")
+    d.wait_log("has another model at .*m.gguf than this engine")
+    shutil.copy(TINY, tmp_path / "again")
+    os.replace(tmp_path / "again", model)
+    workers(url, device="cpu")
+    d.wait_ready()
+    assert d.complete("a", max_tokens=2, ignore_eos=True)["usage"]["completion_tokens"] == 2
 
 
 def test_killed_under_load(daemons, workers, url):
@@ -344,13 +364,17 @@ def test_second_engine(daemons, waiting, workers, tmp_path, url):
 
 
 def raw_socket(url):
-    if url.startswith("ipc://"):
-        s = socket.socket(socket.AF_UNIX)
-        s.connect(url[6:])
-    else:
-        s = socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])))
-    s.settimeout(5 * SLOW)
-    return s
+    end = time.monotonic() + 5 * SLOW
+    while True:
+        s = socket.socket(socket.AF_UNIX if url.startswith("ipc://") else socket.AF_INET)
+        try:
+            s.connect(url[6:] if url.startswith("ipc://") else ("127.0.0.1", int(url.rsplit(":", 1)[1])))
+            s.settimeout(5 * SLOW)
+            return s
+        except OSError:  # the listener is being opened anew
+            s.close()
+            assert time.monotonic() < end
+            time.sleep(0.02)
 
 
 def throw(url, data, linger):
@@ -387,7 +411,7 @@ def test_garbage_before_and_while_serving(daemons, workers, url):
                     s.recv(8)
                     s.sendall(data)
                 break
-            except OSError:  # the listener is being opened anew
+            except OSError:  # just then it was opened anew
                 time.sleep(0.05)
     d = daemons(*SIM, "--worker", url)
     out = {}
