@@ -487,7 +487,7 @@ def test_b059_bind_comes_first(daemons, tiny):
 @pytest.mark.skipif(IS_SANITIZED, reason="sanitizers reserve terabytes of address space")
 def test_b060_no_memory_is_a_clear_end():
     def small():
-        resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))
+        resource.setrlimit(resource.RLIMIT_AS, (1500 << 20, 1500 << 20))
 
     p = subprocess.run([PAGED, "serve", "--model", TINY, "--port", "0", "--kv-cache-memory", "2G", "--device", "cpu"], capture_output=True,
                        text=True, timeout=60, preexec_fn=small)
