@@ -130,8 +130,9 @@ static pgd_err scan(const char *text, size_t n, int max_depth, size_t max_values
                 return pgd_fail(why, PGD_ERANGE,
                                 "number at byte %zu is too large: it must be finite", i);
             i += used;
-        } else if (c == '\0') {
-            return pgd_fail(why, PGD_EFORMAT, "invalid JSON: NUL at byte %zu", i);
+        } else if ((unsigned char)c < ' ' && !is_space(c)) { /* white space to cJSON */
+            return pgd_fail(why, PGD_EFORMAT, "invalid JSON: control byte 0x%02x at byte %zu",
+                            (unsigned char)c, i);
         } else {
             i++;
         }

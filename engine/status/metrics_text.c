@@ -171,14 +171,16 @@ bool metrics_text_sum(const metrics_text *m, const char *name, double *out)
 
 bool metrics_text_label(const metrics_sample *s, const char *label, char *out, size_t cap)
 {
-    const char *end = s->labels + s->n_labels;
     const char *name_end;
     const char *value = NULL;
     const char *value_end = NULL;
     size_t n_label = strlen(label);
     size_t n = 0;
     out[0] = '\0';
-    const char *at = s->n_labels > 0 ? skip_blank(s->labels, end) : end;
+    if (s->n_labels == 0)
+        return false;
+    const char *end = s->labels + s->n_labels;
+    const char *at = skip_blank(s->labels, end);
     while (at != NULL && at < end) {
         const char *name = at;
         at = read_label(at, end, &name_end, &value, &value_end);

@@ -187,6 +187,18 @@ ready = bytes([0, 160, 0, 0, 0, 0, 0, 0, 0, 0, 3])  # challenge, hello, load_don
 put("worker_life", "one", ready + bytes([200, 5, 3, 160, 160, 0, 0, 7, 160, 0, 0, 9, 160, 0, 0, 250]))
 put("worker_life", "three", ready + bytes([200, 5, 3, 200, 38, 20, 200, 138, 20]) + bytes([160, 0, 0, 7, 8, 9]) * 8 + bytes([232, 160, 160]))
 
+# --- what servers send to our clients: first byte, then a stream of events, a metrics page or an address ----------
+
+EVENT = {"id": "cmpl-1", "choices": [{"index": 0, "text": "a\u00e9\"", "logprobs": None, "finish_reason": None, "token_ids": [5, 6]}], "usage": None}
+USAGE = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 1}}}
+CHAT = {"choices": [{"delta": {"content": "x", "reasoning_content": ""}, "finish_reason": "stop"}]}
+put("client", "stream", "\x07" + "".join(f"data: {json.dumps(e)}\n\n" for e in (EVENT, USAGE, CHAT)) + "data: [DONE]\n\n")
+put("client", "lines", "\x03: comment\r\nevent: x\r\ndata: {\r\ndata:}\r\n\r\ndata\n\nid: 1\n")
+put("client", "error", "\x01data: " + json.dumps({"error": {"message": "no", "code": 429}}) + "\n\n")
+put("client", "metrics", '\x05# HELP a A.\n# TYPE a counter\na{b="c\\n\\"",le="+Inf"} 1.5e3 1395066363000\nx:y NaN\nz 1 # {t="1"} 2\n')
+for i, url in enumerate(["http://127.0.0.1:8000/v1/", "unix:/run/s", "[::1]:80", "https://x", "localhost:99/a/v1"]):
+    put("client", f"url{i}", "\x01" + url)
+
 # --- dictionaries are committed: words of each format, taken from the sources -------------------------------
 
 

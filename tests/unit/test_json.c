@@ -30,6 +30,8 @@ static void test_json_refuses(void **state)
     static const char *const bad[] = {"",
                                       " ",
                                       "{",
+                                      "[1\x07]",
+                                      "\x0c{}",
                                       "}",
                                       "[1,]",
                                       "{\"a\":}",
