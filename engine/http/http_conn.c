@@ -5,16 +5,8 @@
  * goes on meanwhile, because only a read tells that the client has left. Everything a request needs
  * lives in buffers that the next request reuses.
  *
- * Output gathers in `out` and leaves once per turn of the loop, however many writes made it:
- *
- *   write → out → http_conn_flush_all → the kernel; what it does not take at once → sending
- *
- * While `sending` waits for the client, `out` goes on gathering; then the two change places, so that
- * a stream writes without allocating. That an answer is over is acted on only when both are empty.
- *
  * Rejected: one uv_timer per connection (a sweep once a second over the list costs less and has the
- * same precision that users can tell); uv_write for every piece (measured: its allocation, its
- * callback and the epoll_ctl that libuv adds cost as much as rendering the token). */
+ * same precision that users can tell). */
 #include "engine/http/http_conn.h"
 
 #include <inttypes.h>
@@ -35,7 +27,7 @@
 #include "engine/http/http_errors.h"
 
 #define MAX_PENDING_BYTES 262144 /* pipelined input that may wait */
-#define MAX_KEPT_BYTES    65536  /* of a buffer, for the next request */
+#define MAX_KEPT_BYTES    65536  /* of a body buffer, for the next request */
 #define MAX_HEADERS       128
 #define MAX_METHOD_BYTES  32
 #define LINGER_US         2000000u
@@ -67,8 +59,7 @@ struct http_conn {
     bool streaming;
     bool is_head;
     bool message_done;
-    bool is_last; /* the answer is complete once out and sending are empty */
-    bool is_sending;
+    bool is_last;      /* the answer is complete once its output is flushed */
     int refuse_status; /* answer with this once the parser has stopped */
     const char *refuse_code;
     const char *refuse_text;
@@ -80,19 +71,15 @@ struct http_conn {
     uint64_t arrived_us;   /* first byte of the request */
     uint64_t since_us;     /* start of the current wait: idle, first byte of the request, or last
                           progress of the unsent output */
-    uint64_t given_bytes;  /* of output, over the connection's life */
-    uint64_t answer_bytes; /* of them before this answer */
-    uint64_t taken_bytes;  /* by the client, when that was looked at last */
+    uint64_t answer_bytes; /* of output given before this answer */
+    uint64_t taken_bytes;  /* of output, when that was looked at last */
     bool has_bytes;        /* of the current request */
     strbuf url;
     strbuf head; /* header names and values, NUL-terminated */
     strbuf body;
     size_t n_counted; /* of body, in the host's n_body_bytes */
     strbuf pending;
-    strbuf out;
-    strbuf sending; /* while is_sending: what write_req points into */
-    uv_write_t write_req;
-    list_node out_node; /* in the host's outputs while out or is_last waits for the flush */
+    http_output out;
     header_ref headers[MAX_HEADERS];
     int n_headers;
     bool in_value;
@@ -106,6 +93,7 @@ struct http_conn {
 static llhttp_settings_t parser_settings;
 
 static void process_input(http_conn *c, const char *data, size_t n_bytes);
+static void on_flushed(void *arg, int status);
 
 /* --- parser callbacks ------------------------------------------------------------------------- */
 
@@ -173,8 +161,6 @@ static int on_header_value(llhttp_t *p, const char *at, size_t n)
         return refuse(c, 431, "the request header is too large (max_header_bytes)");
     return c->head.failed ? refuse(c, 503, "out of memory") : 0;
 }
-
-static void give_output(http_conn *c, const void *data, size_t n_bytes);
 
 /* The target without "http://host", which clients behind a proxy send. */
 static char *origin_form(char *url)
@@ -258,9 +244,10 @@ static int on_headers_complete(llhttp_t *p)
     if (expect != NULL) {
         if (strcasecmp(expect, "100-continue") != 0)
             return refuse(c, 417, "only Expect: 100-continue is understood");
-        static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
-        if (!c->is_http10)
-            give_output(c, go_on, sizeof(go_on) - 1);
+        if (!c->is_http10) {
+            strbuf_append_str(&c->out.bytes, "HTTP/1.1 100 Continue\r\n\r\n");
+            http_output_commit(&c->out);
+        }
     }
     return 0;
 }
@@ -289,19 +276,14 @@ static int on_message_complete(llhttp_t *p)
 /* --- life ------------------------------------------------------------------------------------- */
 
 /* A small buffer stays for the next request. */
-static void drop_bytes(strbuf *b)
-{
-    if (b->cap_bytes > MAX_KEPT_BYTES)
-        strbuf_deinit(b);
-    else
-        strbuf_reset(b);
-}
-
 static void drop_body(http_conn *c)
 {
     *c->host->n_body_bytes -= c->n_counted;
     c->n_counted = 0;
-    drop_bytes(&c->body);
+    if (c->body.cap_bytes > MAX_KEPT_BYTES)
+        strbuf_deinit(&c->body);
+    else
+        strbuf_reset(&c->body);
 }
 
 void http_conn_take_body(http_body *out, http_conn *c)
@@ -352,20 +334,14 @@ static void on_closed(uv_handle_t *handle)
     strbuf_deinit(&c->answer_lines);
     strbuf_deinit(&c->body);
     strbuf_deinit(&c->pending);
-    strbuf_deinit(&c->out);
-    strbuf_deinit(&c->sending);
+    http_output_deinit(&c->out);
     mem_free(c);
-}
-
-static size_t unsent_bytes(const http_conn *c)
-{
-    return c->out.n_bytes + uv_stream_get_write_queue_size(&c->io.stream);
 }
 
 /* Bytes of this answer that the kernel has taken. */
 static uint64_t sent_bytes(const http_conn *c)
 {
-    uint64_t taken = c->given_bytes - unsent_bytes(c);
+    uint64_t taken = http_output_taken_bytes(&c->out);
     return c->status != 0 && taken > c->answer_bytes ? taken - c->answer_bytes : 0;
 }
 
@@ -395,8 +371,7 @@ void http_conn_close(http_conn *c)
         return;
     bool was_answering = c->phase == PHASE_ANSWERING;
     c->phase = PHASE_CLOSING;
-    if (list_is_linked(&c->out_node))
-        list_remove(&c->out_node);
+    http_output_close(&c->out);
     uv_close((uv_handle_t *)&c->io.stream, on_closed);
     if (was_answering && c->disconnect_fn != NULL) {
         void (*fn)(void *) = c->disconnect_fn;
@@ -416,8 +391,8 @@ void http_conn_close_if_idle(http_conn *c)
 /* A client that takes nothing of its answer would hold its connection for good. */
 static void check_output(http_conn *c, uint64_t now_us)
 {
-    size_t unsent = unsent_bytes(c);
-    uint64_t taken = c->given_bytes - unsent;
+    size_t unsent = http_output_unsent_bytes(&c->out);
+    uint64_t taken = http_output_taken_bytes(&c->out);
     if (unsent == 0 || taken != c->taken_bytes)
         c->since_us = now_us;
     c->taken_bytes = taken;
@@ -608,8 +583,7 @@ pgd_err http_conn_accept(http_conn **out, int fd, bool is_pipe, http_conn_host *
     strbuf_init(&c->answer_lines);
     strbuf_init(&c->body);
     strbuf_init(&c->pending);
-    strbuf_init(&c->out);
-    strbuf_init(&c->sending);
+    http_output_init(&c->out, host->outputs, &c->io.stream, on_flushed, c);
     if (parser_settings.on_url == NULL) {
         llhttp_settings_init(&parser_settings);
         parser_settings.on_header_field = on_header_field;
@@ -696,96 +670,18 @@ static void linger(http_conn *c)
     }
 }
 
-static void flush(http_conn *c);
-
-static void on_written(uv_write_t *req, int status)
+static void on_flushed(void *arg, int status)
 {
-    http_conn *c = LIST_ENTRY(req, http_conn, write_req);
-    c->is_sending = false;
-    drop_bytes(&c->sending);
-    if (c->phase == PHASE_CLOSING)
-        return;
-    if (status != 0)
+    http_conn *c = arg;
+    if (status != 0) {
         http_conn_close(c);
-    else
-        flush(c);
-}
-
-/* What the kernel did not take of out, from byte start on, waits for the client in sending. */
-static void send_rest(http_conn *c, size_t start)
-{
-    strbuf rest = c->out;
-    c->out = c->sending;
-    c->sending = rest;
-    uv_buf_t buf = {.base = rest.data + start, .len = rest.n_bytes - start};
-    c->is_sending = true;
-    if (uv_write(&c->write_req, &c->io.stream, &buf, 1, on_written) != 0) {
-        c->is_sending = false;
-        http_conn_close(c);
+    } else if (c->is_last) {
+        tell_end(c, false);
+        if (c->keep_alive && !c->host->draining)
+            next_request(c);
+        else
+            linger(c);
     }
-}
-
-static void flush(http_conn *c)
-{
-    if (list_is_linked(&c->out_node))
-        list_remove(&c->out_node);
-    if (c->is_sending || c->phase == PHASE_CLOSING)
-        return; /* on_written comes back here */
-    if (c->out.n_bytes > 0) {
-        uv_buf_t buf = {.base = c->out.data, .len = c->out.n_bytes};
-        int n = uv_try_write(&c->io.stream, &buf, 1);
-        if (n < 0 && n != UV_EAGAIN) {
-            http_conn_close(c);
-            return;
-        }
-        size_t n_taken = (size_t)PGD_MAX(n, 0);
-        if (n_taken < c->out.n_bytes) {
-            send_rest(c, n_taken);
-            return;
-        }
-        drop_bytes(&c->out);
-    }
-    if (!c->is_last)
-        return;
-    tell_end(c, false);
-    if (c->keep_alive && !c->host->draining)
-        next_request(c);
-    else
-        linger(c);
-}
-
-/* What is added meanwhile, by pipelined requests, is for the next turn. */
-void http_conn_flush_all(const http_conn_host *host)
-{
-    list_node batch;
-    list_take_all(&batch, host->outputs);
-    while (!list_is_empty(&batch))
-        flush(LIST_ENTRY(batch.next, http_conn, out_node));
-}
-
-static void want_flush(http_conn *c)
-{
-    if (c->phase == PHASE_CLOSING || list_is_linked(&c->out_node))
-        return;
-    if (list_is_empty(c->host->outputs))
-        c->host->on_output(c->host->arg);
-    list_append(c->host->outputs, &c->out_node);
-}
-
-/* After appending n_bytes to out. */
-static void note_output(http_conn *c, size_t n_bytes)
-{
-    c->given_bytes += n_bytes;
-    if (c->out.failed)
-        http_conn_close(c);
-    else
-        want_flush(c);
-}
-
-static void give_output(http_conn *c, const void *data, size_t n_bytes)
-{
-    strbuf_append(&c->out, data, n_bytes);
-    note_output(c, n_bytes);
 }
 
 /* The answer is complete as far as the answerer is concerned. */
@@ -793,7 +689,7 @@ static void end_answer(http_conn *c)
 {
     c->is_last = true;
     c->disconnect_fn = c->deadline_fn = NULL;
-    want_flush(c);
+    http_output_commit(&c->out);
 }
 
 static void append_head(strbuf *b, http_conn *c, int status, const char *content_type,
@@ -802,7 +698,7 @@ static void append_head(strbuf *b, http_conn *c, int status, const char *content
     if (c->id[0] == '\0')
         choose_id(c); /* refused before its header was complete */
     c->status = status;
-    c->answer_bytes = c->given_bytes;
+    c->answer_bytes = http_output_given_bytes(&c->out);
     strbuf_appendf(b, "HTTP/1.1 %d %s\r\nX-Request-Id: %s\r\n", status, http_status_text(status),
                    c->id);
     if (c->answer_lines.n_bytes > 0)
@@ -824,15 +720,14 @@ void http_conn_respond(http_conn *c, int status, const char *content_type, const
     PGD_ASSERT(c->phase != PHASE_READING && !c->streaming);
     if (c->phase == PHASE_CLOSING)
         return;
-    size_t before = c->out.n_bytes;
-    append_head(&c->out, c, status, content_type, extra);
+    strbuf *b = &c->out.bytes;
+    append_head(b, c, status, content_type, extra);
     if (status != 204)
-        strbuf_appendf(&c->out, "Content-Length: %zu\r\n", n_bytes);
-    strbuf_append_str(&c->out, "\r\n");
+        strbuf_appendf(b, "Content-Length: %zu\r\n", n_bytes);
+    strbuf_append_str(b, "\r\n");
     if (!c->is_head && n_bytes > 0)
-        strbuf_append(&c->out, body, n_bytes);
+        strbuf_append(b, body, n_bytes);
     end_answer(c);
-    note_output(c, c->out.n_bytes - before);
 }
 
 void http_conn_stream_begin(http_conn *c, int status, const char *content_type, const char *extra)
@@ -843,10 +738,10 @@ void http_conn_stream_begin(http_conn *c, int status, const char *content_type, 
         c->keep_alive = false; /* the end of the stream is the end of the connection */
     if (c->phase == PHASE_CLOSING)
         return;
-    size_t before = c->out.n_bytes;
-    append_head(&c->out, c, status, content_type, extra);
-    strbuf_append_str(&c->out, c->is_http10 ? "\r\n" : "Transfer-Encoding: chunked\r\n\r\n");
-    note_output(c, c->out.n_bytes - before);
+    strbuf *b = &c->out.bytes;
+    append_head(b, c, status, content_type, extra);
+    strbuf_append_str(b, c->is_http10 ? "\r\n" : "Transfer-Encoding: chunked\r\n\r\n");
+    http_output_commit(&c->out);
 }
 
 /* "%zx\r\n", at a tenth of its cost. */
@@ -870,34 +765,33 @@ bool http_conn_stream_write(http_conn *c, const void *data, size_t n_bytes)
     if (n_bytes == 0 || c->is_head)
         return true;
     size_t max_bytes = (size_t)c->host->cfg->max_output_buffer_bytes;
-    if (unsent_bytes(c) + n_bytes > max_bytes)
-        flush(c); /* much in one turn is no sign of a slow client yet */
-    if (c->phase != PHASE_CLOSING && unsent_bytes(c) + n_bytes > max_bytes) {
+    if (http_output_unsent_bytes(&c->out) + n_bytes > max_bytes)
+        http_output_flush(&c->out); /* much in one turn is no sign of a slow client yet */
+    if (c->phase != PHASE_CLOSING && http_output_unsent_bytes(&c->out) + n_bytes > max_bytes) {
         log_info("http",
                  "client reads too slowly: dropped with %zu unsent bytes (max_output_buffer_bytes)",
-                 unsent_bytes(c));
+                 http_output_unsent_bytes(&c->out));
         c->host->counters.n_slow_dropped++;
         http_conn_close(c);
     }
     if (c->phase == PHASE_CLOSING)
         return false;
-    size_t before = c->out.n_bytes;
+    strbuf *b = &c->out.bytes;
     if (!c->is_http10)
-        append_chunk_head(&c->out, n_bytes);
-    strbuf_append(&c->out, data, n_bytes);
+        append_chunk_head(b, n_bytes);
+    strbuf_append(b, data, n_bytes);
     if (!c->is_http10)
-        strbuf_append(&c->out, "\r\n", 2);
-    note_output(c, c->out.n_bytes - before);
-    return c->phase != PHASE_CLOSING;
+        strbuf_append(b, "\r\n", 2);
+    http_output_commit(&c->out);
+    return true;
 }
 
 void http_conn_stream_end(http_conn *c)
 {
     PGD_ASSERT(c->streaming);
     c->streaming = false;
-    static const char last_chunk[] = "0\r\n\r\n";
     if (!c->is_http10 && !c->is_head)
-        give_output(c, last_chunk, sizeof(last_chunk) - 1);
+        strbuf_append_str(&c->out.bytes, "0\r\n\r\n");
     end_answer(c);
 }
 

@@ -25,6 +25,7 @@
 #include "config/config.h"
 #include "engine/http/access_log.h"
 #include "engine/http/http_auth.h"
+#include "engine/http/http_output.h"
 
 #define HTTP_CONN_ID_BYTES 129 /* of a request id, with its NUL */
 
@@ -59,14 +60,13 @@ typedef struct http_conn_host {
         http_conn *conn); /* the connection is gone; its memory is freed after this call */
     /* An answer has ended, whole or because the client left; borrow for the call. */
     void (*on_answered)(void *arg, const access_entry *entry);
-    void (*on_output)(void *arg); /* outputs is empty no more: flush before the loop sleeps */
     void *arg;
     const http_auth *auth;
     http_counters counters;
-    uint64_t next_id;   /* request ids are made of this; starts at random */
-    bool draining;      /* set by the server: answers say Connection: close */
-    char *read_buf;     /* [HTTP_CONN_READ_BYTES], shared: a read is used up before the next one */
-    list_node *outputs; /* connections with output that http_conn_flush_all has to send */
+    uint64_t next_id; /* request ids are made of this; starts at random */
+    bool draining;    /* set by the server: answers say Connection: close */
+    char *read_buf;   /* [HTTP_CONN_READ_BYTES], shared: a read is used up before the next one */
+    http_output_queue *outputs;
     size_t *n_body_bytes; /* of all bodies that are arriving or being looked at, now */
 } http_conn_host;
 
@@ -85,8 +85,6 @@ void http_conn_close(http_conn *c);
 void http_conn_close_if_idle(http_conn *c);
 /* Enforces the time-outs; called about once a second. */
 void http_conn_check_time(http_conn *c, uint64_t now_us);
-/* Sends what this turn of the loop has written, one system call per connection. */
-void http_conn_flush_all(const http_conn_host *host);
 list_node *http_conn_node(http_conn *c);
 http_conn *http_conn_from_node(list_node *node);
 

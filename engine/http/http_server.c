@@ -69,12 +69,11 @@ struct http_server {
     int n_listeners;
     uv_timer_t sweep;
     uint64_t swept_us;
-    uv_idle_t flusher;
     bool is_reachable; /* from other machines */
     bool has_accepted_inherited;
     int n_open_handles;
     list_node conns;
-    list_node outputs;
+    http_output_queue outputs;
     size_t n_body_bytes;
     int32_t n_conns;
     log_limit refusals;
@@ -110,21 +109,6 @@ static void on_conn_closed(void *arg, http_conn *conn)
     list_remove(http_conn_node(conn));
     s->n_conns--;
     check_all_closed(s);
-}
-
-/* An idle handle runs in every turn of the loop before it may sleep, and not at all once stopped. */
-static void on_flush(uv_idle_t *flusher)
-{
-    http_server *s = flusher->data;
-    http_conn_flush_all(&s->host);
-    if (list_is_empty(&s->outputs))
-        uv_idle_stop(flusher);
-}
-
-static void on_conn_output(void *arg)
-{
-    http_server *s = arg;
-    uv_idle_start(&s->flusher, on_flush);
 }
 
 static void take_connection(listener *l, int fd)
@@ -405,15 +389,12 @@ pgd_err http_server_create(http_server **out, uv_loop_t *loop, const config *cfg
                                .on_request = on_conn_request,
                                .on_closed = on_conn_closed,
                                .on_answered = on_conn_answered,
-                               .on_output = on_conn_output,
                                .arg = s};
     s->handler = handler;
     s->answered = answered;
     s->handler_arg = arg;
     list_init(&s->conns);
-    list_init(&s->outputs);
-    uv_idle_init(loop, &s->flusher);
-    s->flusher.data = s;
+    http_output_queue_init(&s->outputs, loop, s);
     s->n_open_handles++;
     *out = s; /* on failure the caller closes and destroys, so that open handles leave through the
                  loop */
@@ -506,11 +487,10 @@ void http_server_close(http_server *s, void (*on_closed)(void *arg), void *arg)
     s->on_closed = on_closed;
     s->on_closed_arg = arg;
     http_server_drain(s);
-    http_conn_flush_all(&s->host); /* answers made in this turn */
+    http_output_queue_flush(&s->outputs); /* answers made in this turn */
     for (list_node *n = s->conns.next; n != &s->conns; n = n->next)
         http_conn_close(http_conn_from_node(n));
-    if (!uv_is_closing((uv_handle_t *)&s->flusher))
-        uv_close((uv_handle_t *)&s->flusher, on_own_closed);
+    http_output_queue_close(&s->outputs, on_own_closed);
     if (s->sweep.data != NULL && !uv_is_closing((uv_handle_t *)&s->sweep))
         uv_close((uv_handle_t *)&s->sweep, on_own_closed);
     check_all_closed(s);
