@@ -193,6 +193,8 @@ static void publish(core_loop *c)
     s.n_worker_restarts = restart_policy_n_restarts(&f->restarts);
     memcpy(s.n_restarts_by_reason, f->restarts.n_restarts, sizeof s.n_restarts_by_reason);
     s.worker_pid = (uint64_t)worker_life_get_pid(c->life);
+    if (s.worker_pid == 0 && worker_life_get_state(c->life) == WORKER_LIFE_READY)
+        s.worker_pid = f->pid; /* an attached one, as it says itself */
     s.n_kv_blocks = f->n_blocks > 0 ? f->n_blocks - 1 : 0;
     s.max_model_len = f->max_model_len;
     s.n_queued_commands = (int32_t)ring_n_used(c->commands);

@@ -128,6 +128,7 @@ def test_worker_first(daemons, workers, url):
     w.wait_log("waiting for an engine")
     d = daemons(*SIM, "--worker", url)
     assert d.complete([1, 2], **PARAMS)["usage"]["completion_tokens"] == 150
+    assert f'pid="{w.process.pid}"' in next(x for x in d.request("GET", "/metrics")[2].splitlines() if x.startswith("paged_worker_info"))
     d.stop()
     assert w.wait() == 0
 

@@ -6,6 +6,7 @@ import socket
 import time
 import urllib.parse
 
+import openai
 import pytest
 
 
@@ -26,6 +27,14 @@ def test_model_card_by_id(daemons, name):
         assert (status, card) == (200, listed[0])
     status, headers, body = d.request("HEAD", "/v1/models/" + urllib.parse.quote(name))
     assert status == 200 and body == "" and int(headers["Content-Length"]) > 0
+
+
+def test_openai_client_retrieves_a_model(daemons):
+    d = daemons("--device", "sim", "--served-model-name", "org/model v1")
+    client = openai.OpenAI(base_url=d.url + "/v1", api_key="x", max_retries=0)
+    assert client.models.retrieve("org/model v1").id == client.models.list().data[0].id == "org/model v1"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("org/other")
 
 
 @pytest.mark.parametrize("path", ["other", "paged-tiny/", "/paged-tiny", "%", "%zz", "%00", "paged%2dtin", "x" * 8000])
