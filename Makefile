@@ -168,6 +168,8 @@ install: all
 	install -D -m 644 config/grafana-dashboard.json $(DESTDIR)$(PREFIX)/share/paged/grafana-dashboard.json
 	install -D -m 644 config/paged.service $(DESTDIR)$(PREFIX)/lib/systemd/system/paged.service
 	sed -i 's|/usr/local/|$(PREFIX)/|' $(DESTDIR)$(PREFIX)/lib/systemd/system/paged.service
+	install -D -m 644 config/paged-worker@.service $(DESTDIR)$(PREFIX)/lib/systemd/system/paged-worker@.service
+	sed -i 's|/usr/local/|$(PREFIX)/|' $(DESTDIR)$(PREFIX)/lib/systemd/system/paged-worker@.service
 	install -D -m 644 config/paged.socket $(DESTDIR)$(PREFIX)/lib/systemd/system/paged.socket
 	install -D -m 644 config/paged.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/paged.conf
 	install -D -m 644 config/models/paged-tiny.gguf $(DESTDIR)$(PREFIX)/share/paged/models/paged-tiny.gguf

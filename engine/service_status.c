@@ -42,6 +42,16 @@ static void PGD_PRINTF(3, 4) tell(service_status *s, const char *first, const ch
 void service_status_loading(service_status *s, const core_stats *stats)
 {
     char extend[64] = "";
+    uint64_t now_us = clock_now_us();
+    if (stats->state == CORE_STARTING && stats->why[0] != '\0') {
+        /* For its worker, whose own unit has a start limit. */
+        if (now_us - s->told_us >= SERVING_PERIOD_US) {
+            snprintf(extend, sizeof(extend), "EXTEND_TIMEOUT_USEC=%u\n", LOADING_EXTEND_US);
+            s->told_us = now_us;
+        }
+        tell(s, extend, "%.300s", stats->why);
+        return;
+    }
     if (stats->load_total_bytes == 0)
         return;
     if (stats->load_done_bytes > s->load_done_bytes)

@@ -59,7 +59,7 @@ static const char USAGE[] =
     "  --log-level LEVEL        error, warn, info, debug or trace (info)\n"
     "  --version, --help\n"
     "\n"
-    "Exit status: 0 when the engine is gone or after SIGTERM, 64 usage, 70 a fault.\n";
+    "Exit status: 0 when the engine is gone or after SIGTERM, 64 usage or settings, 70 a fault.\n";
 
 /* --- arguments -------------------------------------------------------------------------------- */
 
@@ -202,6 +202,12 @@ static pgd_err await_engine(engine_link **link, uint8_t proof[CONTROL_PROOF_BYTE
 
 /* --- both ------------------------------------------------------------------------------------- */
 
+/* Of a failure before an engine was there: settings are not mended by starting again. */
+static int start_status(pgd_err err)
+{
+    return err == PGD_EINVAL || err == PGD_ENOENT ? EXIT_USAGE : EXIT_SOFTWARE_FAULT;
+}
+
 static pgd_err create_runner(step_runner **out, const char *device, pgd_why *why)
 {
     return strcmp(device, "sim") == 0 ? sim_runner_create(out, why)
@@ -266,12 +272,15 @@ int main(int argc, char **argv)
     if (err == PGD_OK)
         err = args.listen_url != NULL ? await_engine(&link, proof, &args, &why)
                                       : meet_parent(&link, proof, &args, &why);
-    if (err == PGD_OK)
-        err = serve(&args, runner, link, proof);
-    else
+    int status = EXIT_SUCCESS;
+    if (err != PGD_OK) {
         log_error("worker", "%s", pgd_why_text(&why, err));
+        status = start_status(err);
+    } else if (serve(&args, runner, link, proof) != PGD_OK) {
+        status = EXIT_SOFTWARE_FAULT;
+    }
     engine_link_close(link);
     if (runner != NULL)
         runner->vtbl->destroy(runner);
-    return err == PGD_OK ? EXIT_SUCCESS : EXIT_SOFTWARE_FAULT;
+    return status;
 }

@@ -401,17 +401,19 @@ def analyze(*args):
 @needs_analyze
 def test_units_verify(tmp_path):
     """As installed, but for the paths of this build."""
-    for unit in ("paged.service", "paged.socket"):
+    units = ("paged.service", "paged.socket", "paged-worker@.service")
+    for unit in units:
         text = (ROOT / "config" / unit).read_text().replace("/usr/local/bin/paged", str(PAGED))
         (tmp_path / unit).write_text(text)
-    out = analyze("verify", tmp_path / "paged.service", tmp_path / "paged.socket")
+    out = analyze("verify", *(tmp_path / unit.replace("@", "@0") for unit in units))
     assert out.returncode == 0 and "paged" not in out.stdout + out.stderr, out.stdout + out.stderr
 
 
 @needs_analyze
-def test_unit_is_closed():
-    out = analyze("security", "--offline=true", "--threshold=25", UNIT)
-    score = float(re.search(r"exposure level for paged.service: ([0-9.]+)", out.stdout).group(1))
+@pytest.mark.parametrize("unit", [UNIT, ROOT / "config" / "paged-worker@.service"], ids=lambda unit: unit.name)
+def test_unit_is_closed(unit):
+    out = analyze("security", "--offline=true", "--threshold=25", unit)
+    score = float(re.search(r"exposure level for paged.*service: ([0-9.]+)", out.stdout).group(1))
     assert score <= 2.5 and out.returncode == 0, out.stdout
 
 

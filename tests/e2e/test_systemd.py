@@ -1,4 +1,5 @@
 """The unit files under a real systemd, sandbox included. Skipped where none can be run (not root, no overlay, no cgroups)."""
+import json
 import subprocess
 import sys
 import threading
@@ -129,3 +130,32 @@ def test_socket_activation(machine):
     stop.set()
     asking.join()
     assert len(answers) >= 8 and set(answers) == {200}, answers
+
+
+def test_worker_in_a_unit_of_its_own(machine):
+    """Either order; the worker killed, the engine restarted: both units come together again by themselves."""
+    machine.write("/etc/paged/paged.conf", CONF + "[worker]\nworker = ipc:///run/paged-worker/0.sock\n")
+    try:
+        machine.run("systemctl", "start", "--no-block", "paged")
+        end = time.monotonic() + 20
+        while machine.show("paged", "StatusText") != "waiting for the worker at ipc:///run/paged-worker/0.sock":
+            assert time.monotonic() < end, machine.show("paged", "StatusText")
+        machine.run("systemctl", "start", "paged-worker@0")
+        machine.run("systemctl", "start", "paged")  # returns when it is ready
+        status, want = machine.ask("POST", "/v1/completions", {**COMPLETION, "temperature": 0})
+        assert status == 200, want
+        assert machine.run("stat", "-c", "%U %a", "/run/paged-worker").split() == ["paged", "700"]
+        text = json.loads(want)["choices"][0]["text"]
+        for command in (("kill", "-s", "KILL", "paged-worker@0"), ("restart", "paged-worker@0"), ("restart", "paged")):
+            machine.run("systemctl", *command)
+            end = time.monotonic() + 20
+            while machine.ask("GET", "/health")[0] != 200:
+                assert time.monotonic() < end, machine.journal()
+            status, answer = machine.ask("POST", "/v1/completions", {**COMPLETION, "temperature": 0})
+            assert status == 200 and json.loads(answer)["choices"][0]["text"] == text
+        assert machine.show("paged-worker@0", "ActiveState") == "active"
+        assert machine.show("paged", "NRestarts") == "0"
+        machine.run("systemctl", "stop", "paged-worker@0")
+        assert machine.show("paged-worker@0", "Result") == "success"
+    finally:
+        machine.run("systemctl", "stop", "paged-worker@0")
