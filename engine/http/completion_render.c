@@ -4,6 +4,7 @@
 #include "engine/http/completion_render.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 void completion_render_init(completion_render *r, const tokenizer *tok, bool wants_ids,
@@ -61,9 +62,11 @@ static int32_t count_chars(const char *text, size_t n)
 }
 
 /* Minus infinity is no JSON number; clients know -9999. */
-static double json_logprob(float v)
+static void append_logprob(strbuf *b, float v)
 {
-    return v < -9999.0f ? -9999.0 : (double)v;
+    char text[32];
+    int n = snprintf(text, sizeof(text), "%.7g", v < -9999.0f ? -9999.0 : (double)v);
+    strbuf_append(b, text, (size_t)n);
 }
 
 static void comma(strbuf *b)
@@ -102,7 +105,8 @@ static void append_top(completion_render *r, const token_logprob *logprobs, int3
             continue;
         }
         n_keys++;
-        strbuf_appendf(b, ":%.7g", json_logprob(t->logprob));
+        strbuf_append_char(b, ':');
+        append_logprob(b, t->logprob);
     }
     strbuf_append_char(b, '}');
 }
@@ -124,7 +128,7 @@ static void add_logprobs(completion_render *r, token_id id, const token_logprob 
         strbuf_append_str(&r->lp_tops, "null");
         return;
     }
-    strbuf_appendf(&r->lp_values, "%.7g", json_logprob(logprobs[0].logprob));
+    append_logprob(&r->lp_values, logprobs[0].logprob);
     append_top(r, logprobs, n_logprobs);
 }
 
