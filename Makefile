@@ -130,8 +130,8 @@ $(BUILD)/tests/fuzz/%: $(BUILD)/tests/fuzz/%.c.o $(if $(FUZZER),,$(BUILD)/tests/
 # These start real workers.
 $(BUILD)/tests/unit/test_core_loop $(BUILD)/tests/unit/test_core_loop_beat: | $(BUILD)/bin/paged-worker
 
-# T=name narrows to tests whose file begins with test_name or fuzz_name.
-test-unit: $(if $(T),$(foreach b,$(UNIT_BIN) $(FUZZ_BIN),$(if $(filter test_$(T)% fuzz_$(T)%,$(notdir $b)),$b)),$(UNIT_BIN) $(FUZZ_BIN))
+# T="name ..." narrows to tests whose file begins with test_name or fuzz_name.
+test-unit: $(if $(T),$(foreach b,$(UNIT_BIN) $(FUZZ_BIN),$(if $(filter $(foreach t,$(T),test_$t% fuzz_$t%),$(notdir $b)),$b)),$(UNIT_BIN) $(FUZZ_BIN))
 	$(Q)scripts/run_unit $^
 
 # The worker with faults at its message boundaries.
@@ -141,8 +141,9 @@ $(CHAOS_WORKER): $(call obj,tests/e2e/chaos_worker.c worker/main.c) $(LIBS_WORKE
 	$(call say,LD)$(CC) $(LDFLAGS_ALL) $(foreach f,nng_sendmsg wire_decode_header sim_runner_create,-Wl,--wrap=$f) \
 		-o $@ $^ $(LIBS_WORKER)
 
+# E2E="file ..." narrows to these arguments of pytest.
 test-e2e: all $(CHAOS_WORKER)
-	$(Q)PAGED_BUILD=$(abspath $(BUILD)) $(PYTHON) -m pytest -q tests/e2e
+	$(Q)PAGED_BUILD=$(abspath $(BUILD)) $(PYTHON) -m pytest -q $(or $(E2E),tests/e2e)
 
 test: all
 	$(Q)$(MAKE) --no-print-directory test-unit

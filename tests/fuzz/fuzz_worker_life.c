@@ -276,10 +276,13 @@ pgd_err worker_link_send(worker_link *l, wire_type type, const wire_record *rec,
 static void hand_out(worker_link *l, frame f, worker_frame *out)
 {
     wire_header h;
+    challenge_msg challenge;
     free(l->last.data);
     l->last = f;
     PGD_ASSERT(wire_decode_header(&h, f.data, f.n_bytes, NULL) == PGD_OK);
     *out = (worker_frame){h.type, f.data, f.n_bytes};
+    if (!l->is_attached && control_decode_challenge(&challenge, f.data, f.n_bytes, NULL) == PGD_OK)
+        memcpy(r.terms.worker_nonce, challenge.nonce, sizeof(challenge.nonce));
 }
 
 pgd_err worker_link_recv(worker_link *l, worker_frame *out, pgd_why *why)
@@ -432,7 +435,6 @@ static frame build_challenge(uint8_t odd)
 {
     challenge_msg m;
     memset(m.nonce, odd, sizeof(m.nonce));
-    memcpy(r.terms.worker_nonce, m.nonce, sizeof(m.nonce));
     return encode(WIRE_CHALLENGE, &control_challenge_record, &m);
 }
 
