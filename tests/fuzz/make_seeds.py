@@ -161,6 +161,16 @@ BODIES = [{"prompt": "a", "max_tokens": 5}, {"prompt": ["a", "b"], "n": 2, "temp
            "return_token_ids": True, "unknown": {"x": []}}]
 for i, body in enumerate(BODIES):
     put("completion_params", f"body-{i}", bytes([i % 8]) + json.dumps(body).encode())
+    body.pop("model", None)
+    for stream in (False, True):
+        put("completions", f"body-{i}-{stream}", bytes([0, 0, 0, 24]) + bytes(range(1, 25)) + json.dumps({**body, "stream": stream}).encode())
+put("completions", "echo", bytes([0, 0, 0, 0]) + b'{"prompt": "abc d", "echo": true, "logprobs": 2, "max_tokens": 4, "stream": true}')
+put("completions", "best_of", bytes([0, 0, 0, 0]) + b'{"prompt": "a", "n": 2, "best_of": 3, "temperature": 1, "max_tokens": 2}')
+put("completions", "errors", bytes([96, 0, 0, 4, 254, 1, 253, 0]) + b'{"prompt": ["a", "b", "c"], "max_tokens": 4}')
+put("completions", "tokenize", bytes([0, 0, 2, 0]) + b'{"prompt": "some text", "add_special_tokens": false, "return_token_strs": true}')
+put("completions", "detokenize", bytes([0, 0, 3, 0]) + b'{"tokens": [1, 2, 300]}')
+for route in range(4, 10):
+    put("completions", f"route-{route}", bytes([route % 8, 0, route, 0]))
 
 REQUESTS = {
     "get": ([0, 0] + [0] * 8, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"),
@@ -212,6 +222,7 @@ def words(*files):
 DICTS = {
     "config": ["config/config_table.c"],
     "completion_params": ["engine/http/completion_params.c"],
+    "completions": ["engine/http/completion_params.c", "engine/http/api_tokenize.c"],
     "gguf": ["common/model/gguf.c", "common/model/model_config_gguf.c", "common/model/model_file.c", "common/model/model_layout.c"],
     "safetensors": ["common/model/safetensors.c", "common/model/model_hf_names.c", "common/model/dtype.c"],
     "tokenizer": ["engine/text/tokenizer_json.c", "engine/text/tokenizer_json_parts.c"],
