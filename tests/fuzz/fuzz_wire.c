@@ -43,6 +43,12 @@ static void try_decode(const uint8_t *frame, size_t n_bytes, const wire_header *
         break;                                                           \
     }
         CONTROL_MESSAGES(CASE)
+    case WIRE_PONG: {
+        heartbeat_msg m;
+        if (control_decode_pong(&m, frame, n_bytes, &why) == PGD_OK)
+            check_same(frame, n_bytes, h, &control_heartbeat_record, &m);
+        break;
+    }
     case WIRE_STEP: {
         scheduler_output m;
         if (scheduler_output_decode(&m, &scratch, frame, n_bytes, &limits, &why) == PGD_OK)
@@ -62,13 +68,15 @@ static void try_decode(const uint8_t *frame, size_t n_bytes, const wire_header *
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
-    /* The header's length is set right, so that the fuzzer spends its time in the records. */
+    /* Version and length are set right, so that the fuzzer spends its time in the records. */
     uint64_t len = n_bytes;
+    uint16_t version = WIRE_VERSION;
     wire_header h;
     if (n_bytes < WIRE_HEADER_BYTES)
         return 0;
     uint8_t *frame = malloc(n_bytes);
     memcpy(frame, data, n_bytes);
+    memcpy(frame + 4, &version, 2);
     memcpy(frame + 16, &len, 8);
     if (wire_decode_header(&h, frame, n_bytes, NULL) == PGD_OK)
         try_decode(frame, n_bytes, &h);
