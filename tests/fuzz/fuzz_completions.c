@@ -272,6 +272,12 @@ int32_t http_server_n_connections(const http_server *s)
     return 1;
 }
 
+int32_t http_server_n_keys(const http_server *s)
+{
+    (void)s;
+    return 0;
+}
+
 const http_counters *http_server_get_counters(const http_server *s)
 {
     (void)s;
@@ -342,11 +348,11 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 
 static void send_request(uint8_t route, unsigned behaviour, const uint8_t *body, size_t n_body)
 {
-    static const char *const routes[] = {"POST /v1/completions", "POST /v1/completions",
-                                         "POST /tokenize",       "POST /detokenize",
-                                         "GET /metrics",         "POST /reset_prefix_cache",
-                                         "GET /health",          "GET /v1/models",
-                                         "GET /v1/models/m",     "GET /version"};
+    static const char *const routes[] = {
+        "POST /v1/completions", "POST /v1/completions", "POST /tokenize",
+        "POST /detokenize",     "GET /metrics",         "POST /reset_prefix_cache",
+        "GET /health",          "GET /v1/models",       "GET /v1/models/m",
+        "GET /version",         "GET /openapi.json"};
     char head[256];
     int n =
         snprintf(head, sizeof(head), "%s HTTP/1.%d\r\nHost: a\r\nContent-Length: %zu\r\n\r\n",

@@ -336,9 +336,11 @@ pgd_err engine_link_listen(engine_link **out, const char *url, size_t max_recv_b
     return pgd_fail(why, PGD_EUNSUPPORTED, "not in this program");
 }
 
-void engine_link_wait(engine_link *l)
+bool engine_link_wait(engine_link *l, int timeout_ms)
 {
     (void)l;
+    (void)timeout_ms;
+    return false;
 }
 
 void engine_link_close(engine_link *l)
