@@ -49,7 +49,7 @@ struct completion {
     int32_t n_pins; /* functions that go on using it */
     uint64_t arrival_us;
     int64_t created_s;
-    char id[HTTP_CONN_ID_BYTES + 8];
+    char id[HTTP_HEAD_ID_BYTES + 8];
     strbuf chunk_head;      /* what every chunk of a stream begins with */
     strbuf chunk;           /* the one being written */
     bool is_being_taken_in; /* params are being made on the pool */

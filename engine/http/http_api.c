@@ -100,14 +100,10 @@ void http_api_handle(void *arg, http_conn *conn, const http_request *req)
             http_conn_respond(conn, 204, NULL, allow, NULL, 0);
             return;
         }
-        strbuf b;
-        strbuf_init(&b);
         char message[160];
         snprintf(message, sizeof(message), "%.60s expects %s, got %.20s", r->path, r->method,
                  req->method);
-        http_error_append(&b, 405, NULL, NULL, message);
-        http_conn_respond(conn, 405, "application/json", allow, b.data, b.n_bytes);
-        strbuf_deinit(&b);
+        http_error_respond_method(conn, allow, message);
         return;
     }
     respond_no_path(conn, req->path);

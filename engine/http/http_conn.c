@@ -9,7 +9,6 @@
  * same precision that users can tell). */
 #include "engine/http/http_conn.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -18,7 +17,6 @@
 #include <llhttp.h>
 
 #include "common/clock.h"
-#include "common/hash.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/strbuf.h"
@@ -28,8 +26,6 @@
 
 #define MAX_PENDING_BYTES 262144 /* pipelined input that may wait */
 #define MAX_KEPT_BYTES    65536  /* of a body buffer, for the next request */
-#define MAX_HEADERS       128
-#define MAX_METHOD_BYTES  32
 #define LINGER_US         2000000u
 
 typedef enum conn_phase {
@@ -38,11 +34,6 @@ typedef enum conn_phase {
     PHASE_LINGERING,
     PHASE_CLOSING
 } conn_phase;
-
-typedef struct header_ref {
-    size_t name_at; /* offsets into head, NUL-terminated */
-    size_t value_at;
-} header_ref;
 
 struct http_conn {
     union {
@@ -63,7 +54,7 @@ struct http_conn {
     int refuse_status; /* answer with this once the parser has stopped */
     const char *refuse_code;
     const char *refuse_text;
-    char id[HTTP_CONN_ID_BYTES];
+    char id[HTTP_HEAD_ID_BYTES];
     strbuf answer_lines;     /* header lines of every answer to this request */
     int status;              /* of the answer that has begun; 0 = none */
     int64_t n_prompt_tokens; /* for the access log, -1 = no completion */
@@ -74,23 +65,17 @@ struct http_conn {
     uint64_t answer_bytes; /* of output given before this answer */
     uint64_t taken_bytes;  /* of output, when that was looked at last */
     bool has_bytes;        /* of the current request */
-    strbuf url;
-    strbuf head; /* header names and values, NUL-terminated */
+    http_head head;
     strbuf body;
     size_t n_counted; /* of body, in the host's n_body_bytes */
     strbuf pending;
     http_output out;
-    header_ref headers[MAX_HEADERS];
-    int n_headers;
-    bool in_value;
     http_request request;
     void (*disconnect_fn)(void *arg);
     void *disconnect_arg;
     void (*deadline_fn)(void *arg);
     void *deadline_arg;
 };
-
-static llhttp_settings_t parser_settings;
 
 static void process_input(http_conn *c, const char *data, size_t n_bytes);
 static void on_flushed(void *arg, int status);
@@ -115,97 +100,27 @@ static int refuse_key(http_conn *c)
     return HPE_USER;
 }
 
-static size_t head_bytes(const http_conn *c)
+static int check_head(http_conn *c, http_head_fault fault)
 {
-    return c->url.n_bytes + c->head.n_bytes;
+    return fault.status != 0 ? refuse(c, fault.status, fault.text) : 0;
 }
 
 static int on_url(llhttp_t *p, const char *at, size_t n)
 {
     http_conn *c = p->data;
-    strbuf_append(&c->url, at, n);
-    if (head_bytes(c) > (size_t)c->host->cfg->max_header_bytes)
-        return refuse(c, 431, "the request line is too long");
-    return c->url.failed ? refuse(c, 503, "out of memory") : 0;
+    return check_head(c, http_head_add_target(&c->head, at, n));
 }
 
 static int on_header_field(llhttp_t *p, const char *at, size_t n)
 {
     http_conn *c = p->data;
-    if (c->in_value || c->n_headers == 0) {
-        if (c->n_headers == MAX_HEADERS)
-            return refuse(c, 431, "too many header lines");
-        strbuf_append(&c->head, "", 1); /* ends the previous value */
-        c->headers[c->n_headers] = (header_ref){c->head.n_bytes, 0};
-        c->n_headers++;
-        c->in_value = false;
-    }
-    strbuf_append(&c->head, at, n);
-    if (head_bytes(c) > (size_t)c->host->cfg->max_header_bytes)
-        return refuse(c, 431, "the request header is too large (max_header_bytes)");
-    return c->head.failed ? refuse(c, 503, "out of memory") : 0;
+    return check_head(c, http_head_add_name(&c->head, at, n));
 }
 
 static int on_header_value(llhttp_t *p, const char *at, size_t n)
 {
     http_conn *c = p->data;
-    if (c->n_headers == 0)
-        return 0; /* trailer of a chunked body with no header seen: cannot happen before a field */
-    if (!c->in_value) {
-        strbuf_append(&c->head, "", 1);
-        c->headers[c->n_headers - 1].value_at = c->head.n_bytes;
-        c->in_value = true;
-    }
-    strbuf_append(&c->head, at, n);
-    if (head_bytes(c) > (size_t)c->host->cfg->max_header_bytes)
-        return refuse(c, 431, "the request header is too large (max_header_bytes)");
-    return c->head.failed ? refuse(c, 503, "out of memory") : 0;
-}
-
-/* The target without "http://host", which clients behind a proxy send. */
-static char *origin_form(char *url)
-{
-    static char root[] = "/";
-    if (strncasecmp(url, "http://", 7) != 0)
-        return url;
-    url += 7 + strcspn(url + 7, "/?");
-    return *url == '/' ? url : root;
-}
-
-/* Everything of the request but its body. */
-static void take_head(http_conn *c)
-{
-    char *url = origin_form(c->url.data);
-    char *query = strchr(url, '?');
-    if (query != NULL)
-        *query = '\0';
-    c->is_head = c->parser.method == HTTP_HEAD;
-    c->request = (http_request){
-        .method = llhttp_method_name((llhttp_method_t)c->parser.method),
-        .path = url,
-        .query = query != NULL ? query + 1 : "",
-        .is_head = c->is_head,
-    };
-}
-
-/* Ids go into log lines and JSON unescaped. */
-static bool is_usable_id(const char *id)
-{
-    size_t n = strlen(id);
-    for (size_t i = 0; i < n; i++) {
-        if (id[i] <= 0x20 || id[i] >= 0x7F || id[i] == '"' || id[i] == '\\')
-            return false;
-    }
-    return n > 0 && n < HTTP_CONN_ID_BYTES;
-}
-
-static void choose_id(http_conn *c)
-{
-    const char *given = http_conn_header(c, "x-request-id");
-    if (given != NULL && is_usable_id(given))
-        snprintf(c->id, sizeof(c->id), "%s", given);
-    else /* hash_u64 maps different numbers to different ones */
-        snprintf(c->id, sizeof(c->id), "%016" PRIx64, hash_u64(c->host->next_id++));
+    return check_head(c, http_head_add_value(&c->head, at, n));
 }
 
 static void add_cors_lines(http_conn *c)
@@ -222,13 +137,17 @@ static void add_cors_lines(http_conn *c)
 static int on_headers_complete(llhttp_t *p)
 {
     http_conn *c = p->data;
-    strbuf_append(&c->head, "", 1);
-    strbuf_append(&c->url, "", 0);
-    if (c->head.failed || c->url.failed)
+    if (!http_head_end(&c->head))
         return refuse(c, 503, "out of memory");
     c->is_http10 = p->http_major == 1 && p->http_minor == 0;
-    take_head(c);
-    choose_id(c);
+    c->is_head = p->method == HTTP_HEAD;
+    c->request = (http_request){
+        .method = llhttp_method_name((llhttp_method_t)p->method),
+        .path = c->head.path,
+        .query = c->head.query,
+        .is_head = c->is_head,
+    };
+    http_head_choose_id(c->id, &c->head, &c->host->next_id);
     add_cors_lines(c);
     if (p->http_major > 1)
         return refuse(c, 505, "only HTTP/1.1 and HTTP/1.0 are spoken here");
@@ -273,6 +192,15 @@ static int on_message_complete(llhttp_t *p)
     return HPE_PAUSED;
 }
 
+static const llhttp_settings_t parser_settings = {
+    .on_url = on_url,
+    .on_header_field = on_header_field,
+    .on_header_value = on_header_value,
+    .on_headers_complete = on_headers_complete,
+    .on_body = on_body,
+    .on_message_complete = on_message_complete,
+};
+
 /* --- life ------------------------------------------------------------------------------------- */
 
 /* A small buffer stays for the next request. */
@@ -302,11 +230,8 @@ void http_body_release(http_body *b)
 
 static void reset_request(http_conn *c)
 {
-    strbuf_reset(&c->url);
-    strbuf_reset(&c->head);
+    http_head_reset(&c->head);
     drop_body(c);
-    c->n_headers = 0;
-    c->in_value = false;
     c->message_done = false;
     c->is_last = false;
     c->streaming = false;
@@ -329,8 +254,7 @@ static void on_closed(uv_handle_t *handle)
     http_conn *c = handle->data;
     drop_body(c);
     c->host->on_closed(c->host->arg, c);
-    strbuf_deinit(&c->url);
-    strbuf_deinit(&c->head);
+    http_head_deinit(&c->head);
     strbuf_deinit(&c->answer_lines);
     strbuf_deinit(&c->body);
     strbuf_deinit(&c->pending);
@@ -498,26 +422,6 @@ static void dispatch(http_conn *c)
     drop_body(c);
 }
 
-/* Whether a request begins with a method that is well formed, if unknown to the parser; else it is
- * another protocol. */
-static bool is_method(const char *data, size_t n_bytes)
-{
-    size_t n = 0;
-    while (n < n_bytes && n < MAX_METHOD_BYTES && data[n] >= 'A' && data[n] <= 'Z')
-        n++;
-    return n > 0 && n < n_bytes && data[n] == ' ';
-}
-
-static void respond_unknown_method(http_conn *c)
-{
-    strbuf b;
-    strbuf_init(&b);
-    http_error_append(&b, 405, NULL, NULL, "no path of this server knows this method");
-    http_conn_respond(c, 405, "application/json", "Allow: GET, HEAD, POST, OPTIONS\r\n", b.data,
-                      b.n_bytes);
-    strbuf_deinit(&b);
-}
-
 /* Feeds bytes until a message is complete; what is behind it goes to pending. */
 static void process_input(http_conn *c, const char *data, size_t n_bytes)
 {
@@ -545,8 +449,9 @@ static void process_input(http_conn *c, const char *data, size_t n_bytes)
     drop_body(c);
     if (c->refuse_status != 0)
         http_error_respond_code(c, c->refuse_status, NULL, c->refuse_code, c->refuse_text);
-    else if (rc == HPE_INVALID_METHOD && is_method(data, n_bytes))
-        respond_unknown_method(c);
+    else if (rc == HPE_INVALID_METHOD && http_head_is_method(data, n_bytes))
+        http_error_respond_method(c, "Allow: GET, HEAD, POST, OPTIONS\r\n",
+                                  "no path of this server knows this method");
     else
         http_error_respond(c, 400, NULL, "malformed HTTP request: %s",
                            llhttp_get_error_reason(&c->parser));
@@ -578,21 +483,11 @@ pgd_err http_conn_accept(http_conn **out, int fd, bool is_pipe, http_conn_host *
     }
     c->host = host;
     c->io.stream.data = c;
-    strbuf_init(&c->url);
-    strbuf_init(&c->head);
+    http_head_init(&c->head, (size_t)host->cfg->max_header_bytes);
     strbuf_init(&c->answer_lines);
     strbuf_init(&c->body);
     strbuf_init(&c->pending);
     http_output_init(&c->out, host->outputs, &c->io.stream, on_flushed, c);
-    if (parser_settings.on_url == NULL) {
-        llhttp_settings_init(&parser_settings);
-        parser_settings.on_header_field = on_header_field;
-        parser_settings.on_header_value = on_header_value;
-        parser_settings.on_headers_complete = on_headers_complete;
-        parser_settings.on_body = on_body;
-        parser_settings.on_message_complete = on_message_complete;
-        parser_settings.on_url = on_url;
-    }
     llhttp_init(&c->parser, HTTP_REQUEST, &parser_settings);
     c->parser.data = c;
     reset_request(c);
@@ -621,11 +516,7 @@ void http_conn_refuse(http_conn *c)
 
 const char *http_conn_header(const http_conn *c, const char *name)
 {
-    for (int i = 0; i < c->n_headers; i++) {
-        if (strcasecmp(c->head.data + c->headers[i].name_at, name) == 0)
-            return c->headers[i].value_at != 0 ? c->head.data + c->headers[i].value_at : "";
-    }
-    return NULL;
+    return http_head_get(&c->head, name);
 }
 
 void http_conn_on_disconnect(http_conn *c, void (*fn)(void *arg), void *arg)
@@ -696,7 +587,8 @@ static void append_head(strbuf *b, http_conn *c, int status, const char *content
                         const char *extra)
 {
     if (c->id[0] == '\0')
-        choose_id(c); /* refused before its header was complete */
+        http_head_choose_id(c->id, &c->head,
+                            &c->host->next_id); /* refused before its header was complete */
     c->status = status;
     c->answer_bytes = http_output_given_bytes(&c->out);
     strbuf_appendf(b, "HTTP/1.1 %d %s\r\nX-Request-Id: %s\r\n", status, http_status_text(status),

@@ -25,9 +25,8 @@
 #include "config/config.h"
 #include "engine/http/access_log.h"
 #include "engine/http/http_auth.h"
+#include "engine/http/http_head.h"
 #include "engine/http/http_output.h"
-
-#define HTTP_CONN_ID_BYTES 129 /* of a request id, with its NUL */
 
 typedef struct http_conn http_conn;
 

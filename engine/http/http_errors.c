@@ -70,19 +70,30 @@ void http_error_append(strbuf *out, int status, const char *param, const char *c
         strbuf_appendf(out, ",\"code\":%d}}", status);
 }
 
-void http_error_respond_code(http_conn *c, int status, const char *param, const char *code,
-                             const char *message)
+static void respond(http_conn *c, int status, const char *param, const char *code,
+                    const char *message, const char *extra)
 {
     strbuf b;
     strbuf_init(&b);
     http_error_append(&b, status, param, code, message);
+    http_conn_respond(c, status, "application/json", extra, b.data, b.n_bytes);
+    strbuf_deinit(&b);
+}
+
+void http_error_respond_code(http_conn *c, int status, const char *param, const char *code,
+                             const char *message)
+{
     const char *extra = NULL;
     if (status == 429 || status == 503)
         extra = "Retry-After: 1\r\n";
     else if (status == 401)
         extra = "WWW-Authenticate: Bearer\r\n";
-    http_conn_respond(c, status, "application/json", extra, b.data, b.n_bytes);
-    strbuf_deinit(&b);
+    respond(c, status, param, code, message, extra);
+}
+
+void http_error_respond_method(http_conn *c, const char *allow, const char *message)
+{
+    respond(c, 405, NULL, NULL, message, allow);
 }
 
 void http_error_respond(http_conn *c, int status, const char *param, const char *fmt, ...)

@@ -23,6 +23,8 @@ void http_error_respond(http_conn *c, int status, const char *param, const char 
 /* The same with a code such as "model_not_found" or "context_length_exceeded". */
 void http_error_respond_code(http_conn *c, int status, const char *param, const char *code,
                              const char *message);
+/* 405; allow is the header line, with its \r\n. */
+void http_error_respond_method(http_conn *c, const char *allow, const char *message);
 /* 404 with code model_not_found. */
 void http_error_respond_no_model(http_conn *c, const char *asked, const char *served);
 
