@@ -29,7 +29,7 @@ typedef struct http_rig {
     http_conn_host host;
     char read_buf[HTTP_CONN_READ_BYTES];
     size_t n_body_bytes;
-    list_node outputs;
+    http_output_queue outputs;
     http_conn *conn; /* NULL once it is closed */
     int client_fd;   /* -1 once the client has left */
     int server_fd;
@@ -102,16 +102,10 @@ static inline void http_rig_on_answered(void *arg, const access_entry *entry)
     rig->n_answered++;
 }
 
-/* The turn after each run of the loop flushes. */
-static inline void http_rig_on_output(void *arg)
-{
-    (void)arg;
-}
-
 static inline void http_rig_run(http_rig *rig)
 {
     (void)uv_run(&rig->loop, UV_RUN_NOWAIT);
-    http_conn_flush_all(&rig->host);
+    http_output_queue_flush(&rig->outputs);
 }
 
 /* The loop, once per program. cfg may be changed until connect. */
@@ -121,10 +115,10 @@ http_rig_init(http_rig *rig,
 {
     http_auth *auth;
     memset(rig, 0, sizeof(*rig));
-    list_init(&rig->outputs);
     (void)signal(SIGPIPE, SIG_IGN); /* as the daemon does */
     if (uv_loop_init(&rig->loop) != 0 || http_auth_create(&auth) != PGD_OK)
         abort();
+    http_output_queue_init(&rig->outputs, &rig->loop, rig);
     rig->client_fd = -1;
     rig->on_request = on_request;
     rig->arg = arg;
@@ -133,7 +127,6 @@ http_rig_init(http_rig *rig,
                                  .on_request = http_rig_on_request,
                                  .on_closed = http_rig_on_closed,
                                  .on_answered = http_rig_on_answered,
-                                 .on_output = http_rig_on_output,
                                  .auth = auth,
                                  .outputs = &rig->outputs,
                                  .arg = rig,
