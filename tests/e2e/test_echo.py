@@ -2,6 +2,7 @@
 import concurrent.futures
 import math
 import os
+import re
 import signal
 import threading
 
@@ -266,13 +267,14 @@ def test_worker_killed_inside_a_prompt(daemons, tiny):
     want = tiny.complete(prompt, **params)["choices"]
     daemon = daemons("--max-num-batched-tokens", "4", "--max-model-len", "512")
     stop = threading.Event()
+    kills = []
 
     def kill_often():
-        for _ in range(3):
-            if stop.wait(0.05):
-                return
-            daemon.wait_ready_again()
-            os.kill(daemon.worker_pid(), signal.SIGKILL)
+        while len(kills) < 3 and not stop.wait(0.05):
+            found = re.findall(r"worker ready pid=(\d+)", daemon.log())
+            if found and found[-1] not in kills:
+                kills.append(found[-1])
+                os.kill(int(found[-1]), signal.SIGKILL)
     killer = threading.Thread(target=kill_often)
     killer.start()
     try:
@@ -281,7 +283,7 @@ def test_worker_killed_inside_a_prompt(daemons, tiny):
     finally:
         stop.set()
         killer.join()
-    assert got == [want] * 6
+    assert got == [want] * 6 and kills
     assert collect(daemon.stream(prompt, **params))[0]["logprobs"] == want[0]["logprobs"]
 
 
