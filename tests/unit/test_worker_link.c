@@ -160,6 +160,35 @@ static void test_worker_link_drops_other_epochs(void **state)
     worker_link_close(l);
 }
 
+/* A flood of them is taken in portions, so that the core thread gets on with its turn; a wake-up
+ * says that there is more. */
+static void test_worker_link_flood_of_other_epochs(void **state)
+{
+    (void)state;
+    worker_link *l = open_worker_end(9, 1 << 20);
+    engine_link *e = dial(l, 8);
+    heartbeat_msg m = beat(1);
+    int n_calls = 0;
+    for (int i = 0; i < 1000; i++) {
+        pgd_err err;
+        while ((err = engine_link_send(e, WIRE_HEARTBEAT, &control_heartbeat_record, &m, false)) ==
+               PGD_EAGAIN) {
+            worker_frame f;
+            assert_int_equal(worker_link_recv(l, &f, NULL), PGD_EAGAIN);
+            n_calls++;
+        }
+        assert_int_equal(err, PGD_OK);
+    }
+    assert_true(n_calls > 0);
+    for (int i = 0; i < 20; i++) { /* what is left of them */
+        worker_frame f;
+        usleep(5000);
+        assert_int_equal(worker_link_recv(l, &f, NULL), PGD_EAGAIN);
+    }
+    engine_link_close(e);
+    worker_link_close(l);
+}
+
 /* The queue to a worker that does not read fills up, and the engine is told instead of waiting. */
 static void test_worker_link_stalled(void **state)
 {
@@ -409,6 +438,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_worker_link_both_ways),
         TEST(test_worker_link_drops_other_epochs),
+        TEST(test_worker_link_flood_of_other_epochs),
         TEST(test_worker_link_stalled),
         TEST(test_worker_link_holds),
         TEST(test_worker_link_sees_loss),
