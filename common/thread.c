@@ -59,20 +59,76 @@ void thread_join(pthread_t thread)
     PGD_ASSERT(pthread_join(thread, NULL) == 0);
 }
 
+typedef struct bounded_call {
+    thread_fn fn;
+    void *arg;
+    pthread_mutex_t m;
+    pthread_cond_t ended;
+    bool is_ended; /* guarded by m, as is is_left */
+    bool is_left;  /* nobody waits any more: the thread frees this */
+} bounded_call;
+
+static void free_call(bounded_call *c)
+{
+    pthread_cond_destroy(&c->ended);
+    pthread_mutex_destroy(&c->m);
+    mem_free(c);
+}
+
+static void run_call(void *arg)
+{
+    bounded_call *c = arg;
+    c->fn(c->arg);
+    pthread_mutex_lock(&c->m);
+    c->is_ended = true;
+    bool is_left = c->is_left;
+    pthread_cond_signal(&c->ended);
+    pthread_mutex_unlock(&c->m);
+    if (is_left)
+        free_call(c);
+}
+
+/* pthread_clockjoin_np would do, but ThreadSanitizer does not know it. */
+static bool wait_call(bounded_call *c, int limit_s)
+{
+    struct timespec end;
+    int rc = 0;
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    end.tv_sec += limit_s;
+    pthread_mutex_lock(&c->m);
+    while (!c->is_ended && rc == 0)
+        rc = pthread_cond_timedwait(&c->ended, &c->m, &end);
+    bool is_ended = c->is_ended;
+    c->is_left = !is_ended;
+    pthread_mutex_unlock(&c->m);
+    return is_ended;
+}
+
 bool thread_run_bounded(const char *name, thread_fn fn, void *arg, int limit_s)
 {
     pthread_t thread;
-    struct timespec end;
-    if (thread_start(&thread, name, fn, arg) != PGD_OK) {
+    pthread_condattr_t attr;
+    bounded_call *c = mem_alloc(sizeof(*c));
+    if (c == NULL) {
         fn(arg);
         return true;
     }
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    end.tv_sec += limit_s;
-    if (pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &end) == 0)
-        return true;
-    pthread_detach(thread);
-    return false;
+    *c = (bounded_call){.fn = fn, .arg = arg};
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_mutex_init(&c->m, NULL);
+    pthread_cond_init(&c->ended, &attr);
+    pthread_condattr_destroy(&attr);
+    if (thread_start(&thread, name, run_call, c) != PGD_OK) {
+        fn(arg);
+    } else if (wait_call(c, limit_s)) {
+        thread_join(thread);
+    } else {
+        pthread_detach(thread);
+        return false;
+    }
+    free_call(c);
+    return true;
 }
 
 void thread_set_role(thread_role role)

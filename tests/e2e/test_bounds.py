@@ -26,11 +26,14 @@ def kill_worker(daemon):
 
 
 def serve_after_kill(daemon):
-    want = daemon.text([1, 2, 3], **PARAMS)
+    """The prompt is in the prefix cache, and must not be found there when the worker that wrote it is gone."""
+    prompt = [1, 2, 3] * 30
+    want = daemon.text(prompt, **PARAMS)
     kill_worker(daemon)
     daemon.wait_log("restart 1")
     daemon.wait_ready_again()
-    assert daemon.text([1, 2, 3], **PARAMS) == want
+    assert daemon.text(prompt, **PARAMS) == want
+    assert daemon.metrics()["paged_worker_restarts_total"] == 1
 
 
 def test_no_descriptor_left(daemons):
