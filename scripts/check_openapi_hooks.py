@@ -11,7 +11,8 @@ INT32_MAX = 2**31 - 1
 
 
 def is_int(value, low, high):
-    return type(value) is int and low <= value <= high
+    """JSON Schema counts 7.0 as an integer."""
+    return type(value) in (int, float) and low <= value <= high and value == int(value)
 
 
 def shorten(value):
@@ -32,30 +33,30 @@ def relate(body):
     if "prompt" in body:
         body["prompt"] = shorten(body["prompt"])
     if is_int(body.get("max_tokens"), 17, INT32_MAX):
-        body["max_tokens"] = 1 + body["max_tokens"] % 16
+        body["max_tokens"] = 1 + int(body["max_tokens"]) % 16
     limit = body["max_tokens"] if is_int(body.get("max_tokens"), 0, 16) else 16
     if is_int(body.get("min_tokens"), limit + 1, INT32_MAX):
         body["min_tokens"] = limit
     if is_int(body.get("n"), 9, 128):
-        body["n"] = 1 + body["n"] % 8
+        body["n"] = 1 + int(body["n"]) % 8
     if is_int(body.get("best_of"), 1, 20) and is_int(body.get("n"), 2, 8):
         body["best_of"] = max(body["best_of"], body["n"])
 
 
-@schemathesis.hook
-def map_body(context, body):
-    if context.operation.path == "/v1/completions" and isinstance(body, dict):
-        relate(body)
-    return body
+def completion_body(case):
+    return case.body if case.operation.path == "/v1/completions" and isinstance(case.body, dict) else {}
 
 
 @schemathesis.hook
-def filter_body(context, body):
-    """A JSON number is a double here: next to 2^63 the document is finer than that. Bytes beat characters in cache_salt and stop."""
-    if context.operation.path != "/v1/completions" or not isinstance(body, dict):
-        return True
-    seed = body.get("seed")
-    if type(seed) in (int, float) and 2**63 - 1024 <= abs(seed) <= 2**63 + 2048:
+def map_case(context, case):
+    relate(completion_body(case))
+    return case
+
+
+@schemathesis.hook
+def filter_case(context, case):
+    """Next to 2^63 a number of the document is finer than a double; cache_salt is counted in bytes, not in characters."""
+    seed, salt = (completion_body(case).get(name) for name in ("seed", "cache_salt"))
+    if type(seed) in (int, float) and 2**63 <= abs(seed) <= 2**63 + 2048:
         return False
-    salt = body.get("cache_salt")
     return not (isinstance(salt, str) and len(salt) <= 128 < len(salt.encode("utf-8", "surrogatepass")))

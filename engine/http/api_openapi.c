@@ -205,6 +205,23 @@ static void put_int(const expansion *x, int64_t value)
     strbuf_appendf(x->out, "%" PRId64, value);
 }
 
+/* Decimal numbers from 0 to the last token id, without leading zeros. */
+static void put_id_pattern(const expansion *x)
+{
+    char digits[16];
+    int n = snprintf(digits, sizeof(digits), "%d", x->vocab_size - 1);
+    strbuf_append_str(x->out, "\"^(0");
+    if (n > 1)
+        strbuf_appendf(x->out, "|[1-9][0-9]{0,%d}", n - 2); /* fewer digits */
+    for (int i = 0; i < n; i++) { /* as many: equal up to digit i, which is less */
+        int low = i == 0 ? 1 : 0;
+        int high = digits[i] - '0' - (i < n - 1 ? 1 : 0);
+        if (high >= low)
+            strbuf_appendf(x->out, "|%.*s[%d-%d][0-9]{%d}", i, digits, low, high, n - 1 - i);
+    }
+    strbuf_append_str(x->out, ")$\"");
+}
+
 static void put_paths(const expansion *x)
 {
     for (int i = 0; http_api_route_path(i) != NULL; i++) {
@@ -269,6 +286,8 @@ static void put_value(const expansion *x, const char *name, size_t n)
         put_text(x, PGD_VERSION_STRING);
     else if (IS("max_token_id"))
         put_int(x, x->vocab_size - 1);
+    else if (IS("token_id_pattern"))
+        put_id_pattern(x);
     else if (IS("max_stop_strings"))
         put_int(x, x->cfg->max_stop_strings);
     else if (IS("min_priority"))

@@ -250,8 +250,9 @@ static bool field_logit_bias(parse_ctx *c, const char *name, const cJSON *item)
         char *end;
         long long id = strtoll(e->string, &end, 10);
         double value;
-        bool is_number = strspn(e->string, "-0123456789") == strlen(e->string);
-        if (!is_number || end == e->string || *end != '\0')
+        char digits[24]; /* one way of writing each id: no sign, no leading zeros */
+        snprintf(digits, sizeof(digits), "%lld", id);
+        if (end == e->string || strcmp(digits, e->string) != 0)
             FAIL(c, name, "logit_bias: expected a token id as key, got \"%.60s\"", e->string);
         if (id < 0 || id >= c->vocab_size)
             FAIL(c, name, "logit_bias: token id %lld is outside the vocabulary (0 to %d)", id,
@@ -401,7 +402,7 @@ static const field_row fields[] = {
      "Tokens that end the output, besides those of the model."},
     {"logit_bias",
      CUSTOM(field_logit_bias,
-            "'type':['object','null'],'propertyNames':{'pattern':'^(0|[1-9][0-9]{0,8})$'},"
+            "'type':['object','null'],'propertyNames':{'pattern':@token_id_pattern},"
             "'additionalProperties':{'type':'number','minimum':-100,'maximum':100},"
             "'maxProperties':@max_logit_bias"),
      "Token id of the vocabulary to what is added to its logit."},

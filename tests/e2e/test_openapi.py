@@ -1,5 +1,7 @@
 """/openapi.json: real requests and answers hold against it, and its ranges are those that the server keeps."""
 
+import re
+
 import jsonschema
 import pytest
 
@@ -180,6 +182,16 @@ def test_every_range_is_the_one_that_is_kept(tiny, document):
         if name != "prompt":
             assert status(None) == 200, name
     assert n_checked >= 15
+
+
+def test_keys_of_logit_bias(tiny, document):
+    pattern = body_schema(document, "/v1/completions")["properties"]["logit_bias"]["propertyNames"]["pattern"]
+    last = document["components"]["schemas"]["Choice"]["properties"]["token_ids"]["items"]["maximum"]
+    ids = [*range(0, last + 300)]
+    assert [i for i in ids if re.search(pattern, str(i))] == [*range(last + 1)]
+    for key in ("0", "9", "10", str(last), str(last + 1), str(last * 10), "00", "007", "-0", "-1", "+1", " 1", "1 ", "1.0", "", "1e1", "\u0661"):
+        status = exchange(tiny, document, "POST", "/v1/completions", {"prompt": "a", "max_tokens": 1, "logit_bias": {key: 1}})[0]
+        assert status == (200 if re.search(pattern, key) else 400), key
 
 
 def test_numbers_that_round_to_nothing(tiny):
