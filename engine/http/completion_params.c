@@ -18,6 +18,7 @@
 #include "common/json.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "engine/http/http_errors.h"
 
 #define ARENA_FACTOR       8 /* arena bytes per body byte, for ids (4 bytes from "1,") */
 #define MAX_LOGGED_UNKNOWN 64
@@ -135,9 +136,7 @@ static bool field_model(parse_ctx *c, const char *name, const cJSON *item)
     if (model == NULL)
         FAIL(c, name, "model: expected a string");
     if (strcmp(model, c->model_name) != 0)
-        return fail(c, 404, name, "model_not_found",
-                    "the model `%.200s` does not exist here; this server has `%.120s`", model,
-                    c->model_name);
+        return fail(c, 404, name, "model_not_found", HTTP_ERROR_NO_MODEL, model, c->model_name);
     return true;
 }
 

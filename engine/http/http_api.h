@@ -19,7 +19,6 @@ typedef struct http_api {
     uint64_t started_us; /* monotonic */
     uint64_t n_refused_queue;
     int32_t n_text_jobs; /* texts and ids being translated on the pool */
-    size_t n_text_bytes; /* of those */
     http_metrics metrics;
 } http_api;
 

@@ -109,7 +109,6 @@ void http_error_respond(http_conn *c, int status, const char *param, const char 
 void http_error_respond_no_model(http_conn *c, const char *asked, const char *served)
 {
     char message[480];
-    snprintf(message, sizeof(message),
-             "the model `%.200s` does not exist here; this server has `%.120s`", asked, served);
+    snprintf(message, sizeof(message), HTTP_ERROR_NO_MODEL, asked, served);
     http_error_respond_code(c, 404, "model", "model_not_found", message);
 }

@@ -25,7 +25,8 @@ void http_error_respond_code(http_conn *c, int status, const char *param, const 
                              const char *message);
 /* 405; allow is the header line, with its \r\n. */
 void http_error_respond_method(http_conn *c, const char *allow, const char *message);
-/* 404 with code model_not_found. */
+/* Of a 404 with code model_not_found: the model asked for, the one served. */
+#define HTTP_ERROR_NO_MODEL "the model `%.200s` does not exist here; this server has `%.120s`"
 void http_error_respond_no_model(http_conn *c, const char *asked, const char *served);
 
 #endif

@@ -26,7 +26,7 @@
 #include "common/mem.h"
 #include "engine/http/http_cors.h"
 
-#define LISTEN_BACKLOG 511
+#define LISTEN_BACKLOG 4096 /* a burst of clients beyond it waits a second for its second try */
 #define SWEEP_MS       1000
 #define SWEEP_SOON_MS  100 /* with request_timeout: about as long as a step */
 #define LATE_SWEEP_US  3000000u
