@@ -219,7 +219,7 @@ static void on_done(uv_work_t *work, int status)
     const completion_fault *fault = &job->fault;
     job->api->n_text_jobs--;
     if (status != 0)
-        fail(job, 503, NULL, "the server is shutting down");
+        fail_memory(job);
     if (job->conn != NULL && fault->status != 0)
         http_error_respond_code(job->conn, fault->status, fault->param, fault->code,
                                 fault->message);
@@ -256,7 +256,8 @@ static void start(http_api *api, http_conn *conn, bool (*read)(text_job *job, co
     http_conn_on_disconnect(conn, on_disconnect, job);
     api->n_text_jobs++;
     int rc = uv_queue_work(engine_get_loop(api->engine), &job->work, work_on_pool, on_done);
-    PGD_ASSERTF(rc == 0, "uv_queue_work: %s", uv_strerror(rc)); /* fails without a function only */
+    if (rc != 0)
+        on_done(&job->work, rc);
 }
 
 void api_tokenize_handle(http_api *api, http_conn *conn, const http_request *req)

@@ -81,7 +81,7 @@ static void after_work(uv_work_t *work, int status)
     completion_intake *in = LIST_ENTRY(work, completion_intake, work);
     http_body_release(&in->body);
     if (status != 0)
-        fail(in, 503, NULL, NULL, "the server is shutting down");
+        fail_memory(in);
     in->fn(in->arg);
 }
 
@@ -97,5 +97,6 @@ void completion_intake_start(completion_intake *in, completion_params *params, e
     in->arg = arg;
     http_conn_take_body(&in->body, conn);
     int rc = uv_queue_work(engine_get_loop(e), &in->work, work_on_pool, after_work);
-    PGD_ASSERTF(rc == 0, "uv_queue_work: %s", uv_strerror(rc)); /* fails without a function only */
+    if (rc != 0)
+        after_work(&in->work, rc);
 }

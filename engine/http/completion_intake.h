@@ -26,7 +26,8 @@ typedef struct completion_intake {
 } completion_intake;
 
 /* Takes the body of the connection's request. params (zeroed, borrow until fn) must not be looked at
- * before fn is called, which happens exactly once. */
+ * before fn is called, which happens exactly once, from inside this call only when nothing can be
+ * started. */
 void completion_intake_start(completion_intake *in, completion_params *params, engine *e,
                              http_conn *conn, void (*fn)(void *arg), void *arg);
 
