@@ -33,17 +33,9 @@ static int find_option(const char *name)
 
 /* Names that users know from peers but that this build has no feature for. */
 static const char *const unbuilt_names[] = {
-    "tensor_parallel_size",
-    "data_parallel_size",
-    "kv_offload_memory",
-    "kv_offload_policy",
-    "speculative_config",
-    "chat_template",
-    "api_key",
-    "gpu_memory_utilization",
-    "dtype",
-    "quantization",
-    "batch_invariant",
+    "tensor_parallel_size", "data_parallel_size", "kv_offload_memory",      "kv_offload_policy",
+    "speculative_config",   "chat_template",      "gpu_memory_utilization", "dtype",
+    "quantization",         "batch_invariant",
 };
 
 /* Insertions, deletions and replacements from a to b; names of the table are shorter than MAX_NAME.
@@ -66,16 +58,19 @@ static size_t edit_distance(const char *a, const char *b)
     return row[n];
 }
 
-/* For typing errors; NULL when nothing is near. */
+/* For typing errors and names cut short; NULL when nothing is near. */
 static const char *nearest_name(const char *name)
 {
     const char *best = NULL;
     size_t best_distance = PGD_MIN(strlen(name) / 2, 3) + 1;
     for (size_t i = 0; i < config_n_options && strlen(name) < MAX_NAME; i++) {
-        size_t distance = edit_distance(name, config_options[i].name);
+        const char *option = config_options[i].name;
+        /* The beginning of a name means it: --api-key means api_key_file. */
+        bool is_beginning = strlen(name) >= 4 && strncmp(option, name, strlen(name)) == 0;
+        size_t distance = is_beginning ? 0 : edit_distance(name, option);
         if (distance < best_distance) {
             best_distance = distance;
-            best = config_options[i].name;
+            best = option;
         }
     }
     return best;

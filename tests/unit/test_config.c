@@ -62,7 +62,9 @@ static void test_config_file_faults_name_the_line(void **state)
         const char *told;
     } rows[] = {
         {"[server]\nport = 99999\n", ":2: port: expected 0 to 65535"},
-        {"[server]\n\nprot = 1\n", ":3: unknown option prot"},
+        {"[server]\n\nprot = 1\n", ":3: unknown option prot (did you mean port?)"},
+        {"[server]\napi_key = sk-1\n", ":2: unknown option api_key (did you mean api_key_file?)"},
+        {"[server]\nzzzz = 1\n", ":2: unknown option zzzz; "},
         {"[scheduler]\nport = 1\n", ":2: option port belongs in section [server]"},
         {"[cache]\nenable_prefix_caching = maybe\n",
          ":2: enable_prefix_caching: expected true or false"},
