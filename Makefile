@@ -138,7 +138,7 @@ test-unit: $(if $(T),$(foreach b,$(UNIT_BIN) $(FUZZ_BIN),$(if $(filter $(foreach
 CHAOS_WORKER := $(BUILD)/tests/e2e/chaos_worker
 $(CHAOS_WORKER): $(call obj,tests/e2e/chaos_worker.c worker/main.c) $(LIBS_WORKER_A)
 	@mkdir -p $(@D)
-	$(call say,LD)$(CC) $(LDFLAGS_ALL) $(foreach f,nng_sendmsg wire_decode_header sim_runner_create,-Wl,--wrap=$f) \
+	$(call say,LD)$(CC) $(LDFLAGS_ALL) $(foreach f,nng_sendmsg nng_recvmsg sim_runner_create,-Wl,--wrap=$f) \
 		-o $@ $^ $(LIBS_WORKER)
 
 # E2E="file ..." narrows to these arguments of pytest.

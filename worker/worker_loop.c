@@ -55,8 +55,8 @@ static pgd_err next_frame(worker_state *s, engine_frame *f, bool *is_shutdown, p
     *is_shutdown = false;
     for (;;) {
         pgd_err err = engine_link_recv(s->opts->link, f, why);
-        if (err == PGD_EUNSUPPORTED)
-            return tell_error(s, err, 2, why);
+        if (err == PGD_EUNSUPPORTED || err == PGD_EPROTO)
+            return tell_error(s, err, err == PGD_EUNSUPPORTED ? 2 : 1, why);
         if (err != PGD_OK)
             return err;
         if (f->type == WIRE_PING) {

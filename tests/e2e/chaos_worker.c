@@ -6,8 +6,9 @@
  *   POINT   before-TYPE or after-TYPE, .N behind it for the N-th such message (1); messages that are
  *           received have only after-
  *   ACTION  of the process: kill exit0 exit1 stop close hang
- *           of the message, at before- of one that is sent: drop twice flood epoch magic version
- *           type short long noise huge step; of the result: token many stranger none
+ *           of the message, at before- of one that is sent or after- of one that is received: epoch
+ *           magic version type short long noise huge step; of one that is sent: drop twice flood;
+ *           of the result: token many stranger none
  */
 #include <signal.h>
 #include <stdbool.h>
@@ -128,10 +129,10 @@ static const char *reach(bool is_before, wire_type type)
 
 /* --- messages --------------------------------------------------------------------------------- */
 
-pgd_err __real_wire_decode_header(wire_header *out, const void *frame, size_t n_bytes,
-                                  pgd_why *why);
 int __real_nng_sendmsg(nng_socket s, nng_msg *m, int flags);
 int __wrap_nng_sendmsg(nng_socket s, nng_msg *m, int flags);
+int __real_nng_recvmsg(nng_socket s, nng_msg **m, int flags);
+int __wrap_nng_recvmsg(nng_socket s, nng_msg **m, int flags);
 
 static void send_again(nng_socket s, const nng_msg *m, int n)
 {
@@ -153,7 +154,7 @@ static void spoil(nng_msg *m, const char *action)
     else if (strcmp(action, "version") == 0)
         frame[4] ^= 0xff;
     else if (strcmp(action, "type") == 0)
-        frame[6] = WIRE_KV_CONFIG; /* not a worker's to send */
+        frame[6] = WIRE_KV_CONFIG; /* not a worker's to send, nor the engine's again */
     else if (strcmp(action, "epoch") == 0)
         frame[8] ^= 0xff;
     else if (strcmp(action, "short") == 0)
@@ -172,7 +173,7 @@ static void spoil(nng_msg *m, const char *action)
 int __wrap_nng_sendmsg(nng_socket s, nng_msg *m, int flags)
 {
     wire_header h;
-    if (__real_wire_decode_header(&h, nng_msg_body(m), nng_msg_len(m), NULL) != PGD_OK)
+    if (wire_decode_header(&h, nng_msg_body(m), nng_msg_len(m), NULL) != PGD_OK)
         return __real_nng_sendmsg(s, m, flags);
     const char *action = reach(true, h.type);
     if (strcmp(action, "twice") == 0)
@@ -190,19 +191,13 @@ int __wrap_nng_sendmsg(nng_socket s, nng_msg *m, int flags)
     return rv;
 }
 
-/* Of a frame that comes in this is the first thing that is done. */
-pgd_err __wrap_wire_decode_header(wire_header *out, const void *frame, size_t n_bytes,
-                                  pgd_why *why);
-
-pgd_err __wrap_wire_decode_header(wire_header *out, const void *frame, size_t n_bytes, pgd_why *why)
+int __wrap_nng_recvmsg(nng_socket s, nng_msg **m, int flags)
 {
-    pgd_err err = __real_wire_decode_header(out, frame, n_bytes, why);
-    bool is_ours = err == PGD_OK &&
-                   (out->type == WIRE_LOAD || out->type == WIRE_KV_CONFIG ||
-                    out->type == WIRE_STEP || out->type == WIRE_PING || out->type == WIRE_SHUTDOWN);
-    if (is_ours)
-        (void)reach(false, out->type);
-    return err;
+    wire_header h;
+    int rv = __real_nng_recvmsg(s, m, flags);
+    if (rv == 0 && wire_decode_header(&h, nng_msg_body(*m), nng_msg_len(*m), NULL) == PGD_OK)
+        spoil(*m, reach(false, h.type));
+    return rv;
 }
 
 /* --- results ---------------------------------------------------------------------------------- */

@@ -136,6 +136,21 @@ def test_nonsense_for_others(daemons, tmp_path, want, kind):
         c.daemon.stop()
 
 
+@pytest.mark.parametrize("point", ["after-load", "after-kv_config", "after-step.3"])
+def test_nonsense_from_the_engine(daemons, tmp_path, want, point):
+    """Spoilt on its way: the worker says what it expected and is replaced, the streams go on."""
+    actions = ["magic", "type", "short", "long", "noise", "version"]
+    if point == "after-kv_config":
+        actions.remove("type")  # it is one
+    if "step" not in point and not FULL:
+        actions = random.Random(point).sample(actions, 3)  # each costs a wait before the next start
+    plan = ",".join(f"{life}:{a}@{point}" for life, a in enumerate(actions, 2))
+    c = Chaos(daemons, tmp_path, "1:kill@after-result.5," + plan, "--step-timeout-s", "3")
+    c.run(want)
+    assert c.restarts() == {"signal": 1, "error": len(actions)}, c.daemon.log()
+    assert c.daemon.log().count("worker failed: ") == len(actions)
+
+
 @pytest.mark.parametrize("action", ["kill", "exit0", "stop", "hang"])
 def test_trouble_when_idle(daemons, tmp_path, want, action):
     """Pings find what no step would."""
