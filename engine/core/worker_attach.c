@@ -108,7 +108,8 @@ pgd_err worker_attach_create(worker_host **out, const config *cfg, pgd_why *why)
     a->host.may_be_absent = true;
     a->host.url = a->url;
     a->host.gone_reason = RESTART_CLOSED;
-    a->host.gone_early = "closed the connection before a word: it serves another engine";
+    a->host.gone_early =
+        "closed the connection before a word: it serves another engine, or is just starting";
     a->host.gone = "closed the connection";
     pgd_err err = read_settings(a, cfg, why);
     if (err != PGD_OK) {
