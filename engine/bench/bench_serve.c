@@ -94,6 +94,11 @@ static bool start_daemon(bench *b, const config *cfg, int64_t step_us)
         add_flag(&a, "--max-num-seqs", PGD_MAX(n, 256));
     if (o->sweep && cfg->max_num_batched_tokens == 0)
         add_flag(&a, "--max-num-batched-tokens", PGD_MAX(n * 2 * o->load.input_len, 2048));
+    if (o->sweep && cfg->num_kv_blocks == 0 && cfg->kv_cache_memory == 0) {
+        int64_t n_tokens = 2 * (o->load.input_len + o->load.output_len); /* as lengths may vary */
+        int64_t n_blocks = n * (n_tokens / cfg->block_size + 2);
+        add_flag(&a, "--num-kv-blocks", PGD_MIN(PGD_MAX(n_blocks, 4096), INT32_MAX));
+    }
     for (int i = 0; i < o->n_words; i++)
         a.flags[a.n_flags++] = o->words[i];
     if (o->sweep)
