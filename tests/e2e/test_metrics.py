@@ -255,7 +255,7 @@ def test_http_series(daemons):
     d.request("HEAD", "/health")
     with socket.create_connection(("127.0.0.1", d.port)) as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        body = json.dumps({"prompt": [5], "max_tokens": 2000, "n": 8, "stream": True, "ignore_eos": True, "temperature": 1, "logprobs": 5})
+        body = json.dumps({"prompt": [5], "max_tokens": 20000, "n": 8, "stream": True, "ignore_eos": True, "temperature": 1, "logprobs": 5})
         slow.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
         end = time.monotonic() + 20 * SLOW
         while values(d)["paged_http_clients_dropped_total{reason=slow}"] == 0:
