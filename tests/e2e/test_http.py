@@ -570,7 +570,7 @@ def test_fast_tokens_do_not_starve_other_clients(daemons, tmp_path):
     assert busy.returncode == 0 and slowest < 1 * SLOW
 
 
-@pytest.mark.parametrize("what", ["parse", "hash"])
+@pytest.mark.parametrize("what", ["parse", "hash", "detokenize"])
 def test_long_prompts_do_not_pause_streams(daemons, what):
     """Parsing 500,000 ids, and hashing 32,000 for 64 choices, is work for the pool: a stream goes on meanwhile."""
     d = daemons("--device", "sim", "--sim-step-us", "1000", "--max-model-len", "33000", "--num-kv-blocks", "40000")
@@ -588,9 +588,12 @@ def test_long_prompts_do_not_pause_streams(daemons, what):
     try:
         shares = []
         for k in range(7):
-            ids = b",".join(b"%d" % ((i * 7 + k) % 480 + 20) for i in range(500000 if what == "parse" else 32000))
+            ids = b",".join(b"%d" % ((i * 7 + k) % 480 + 20) for i in range(32000 if what == "hash" else 500000))
             body = b'{"n":64,"temperature":1,"max_tokens":1,"prompt":[' + ids + b"]}"
-            request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+            if what == "detokenize":
+                body = b'{"tokens":[' + ids + b"]}"
+            path = b"/detokenize" if what == "detokenize" else b"/v1/completions"
+            request = b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
             time.sleep(0.05 * SLOW)
             start = time.monotonic()
             assert raw(d, request + body).startswith(b"HTTP/1.1 400" if what == "parse" else b"HTTP/1.1 200")
