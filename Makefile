@@ -178,4 +178,4 @@ install: all
 clean:
 	rm -rf build build-*
 
--include $(patsubst %.o,%.d,$(call obj,$(foreach l,$(LAYERS),$(SRC_$l)) $(MAINS) $(UNIT_SRC) $(FUZZ_SRC) tests/fuzz/replay.c $(wildcard tests/bench/bench_*.c)))
+-include $(patsubst %.o,%.d,$(call obj,$(foreach l,$(LAYERS),$(SRC_$l)) $(MAINS) $(UNIT_SRC) tests/e2e/chaos_worker.c $(FUZZ_SRC) tests/fuzz/replay.c $(wildcard tests/bench/bench_*.c)))
