@@ -75,6 +75,11 @@ bool offline_wait(offline *o, const int *n_left)
 {
     while (*n_left > 0 && o->state != CORE_FAILED && o->state != CORE_STOPPED)
         uv_run(&o->loop, UV_RUN_ONCE);
+    if (o->state == CORE_FAILED) {
+        core_stats s;
+        engine_get_stats(o->engine, &s);
+        fprintf(stderr, "paged: %s\n", s.why);
+    }
     return *n_left == 0;
 }
 

@@ -668,7 +668,7 @@ int worker_life_timeout_ms(const worker_life *w)
 {
     if (w->link != NULL && worker_link_n_held(w->link) > 0)
         return HELD_MS;
-    if (w->has_more)
+    if (w->link != NULL && w->has_more)
         return 0;
     if (w->state == WORKER_LIFE_DYING || w->closed_mark != 0)
         return 10; /* reaped soon; covers systems without pidfds */
