@@ -230,8 +230,7 @@ static void bury(worker_life *w)
                  (unsigned long long)restart_policy_n_restarts(restarts), (double)wait_us / 1e6);
     } else {
         snprintf(last, sizeof last, "%.1000s", text);
-        snprintf(text, sizeof text,
-                 "gave up after %d restarts without an acknowledged step; the last %s",
+        snprintf(text, sizeof text, "%d restarts without an acknowledged step; the last %s",
                  restarts->n_barren, last);
         give_up(w, text);
     }
