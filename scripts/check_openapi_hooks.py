@@ -40,7 +40,7 @@ def relate(body):
     if is_int(body.get("n"), 9, 128):
         body["n"] = 1 + int(body["n"]) % 8
     if is_int(body.get("best_of"), 1, 20) and is_int(body.get("n"), 2, 8):
-        body["best_of"] = max(body["best_of"], body["n"])
+        body["n"] = min(body["best_of"], body["n"])
 
 
 def completion_body(case):

@@ -473,8 +473,8 @@ static bool read_field(parse_ctx *c, const field_row *row, const cJSON *item)
         if (row->kind == FIELD_ABOVE && !(d > row->min))
             FAIL(c, row->name, "%s: expected more than %g and at most %g, got %g", row->name,
                  row->min, max, d);
-        /* A double above the bound must not round to it, nor to a number that the wire refuses. */
-        *(float *)at = row->kind == FIELD_ABOVE ? PGD_MAX((float)d, SAMPLING_TINY) : (float)d;
+        /* A double above 0 must not round to 0, nor to a number that the wire refuses. */
+        *(float *)at = d > 0 ? PGD_MAX((float)d, SAMPLING_TINY) : (float)d;
         return true;
     }
     return row->read(c, row->name, item);

@@ -203,6 +203,7 @@ def test_numbers_that_round_to_nothing(tiny):
     for value in (5e-324, 1e-40, 1.2e-38, 9e-4):
         assert tiny.request("POST", "/v1/completions", {"prompt": "a", "repetition_penalty": value})[0] == 400
     tiny.complete("a a a", max_tokens=5, repetition_penalty=0.001, logprobs=3)
+    tiny.complete("a", max_tokens=1, temperature=5e-324, n=2)  # not the greedy 0
     assert tiny.worker_pid() == pid
 
 
