@@ -63,12 +63,23 @@ http_head_fault http_head_add_target(http_head *h, const char *data, size_t n_by
     return add(h, &h->target, data, n_bytes, "the request line is too long");
 }
 
+/* Blanks behind a value are no part of it (RFC 9110); the parser skips only those before it. */
+static void end_line(http_head *h)
+{
+    size_t n = h->text.n_bytes;
+    while (h->in_value && n > h->lines[h->n_lines - 1].value_at &&
+           (h->text.data[n - 1] == ' ' || h->text.data[n - 1] == '\t'))
+        n--;
+    strbuf_truncate(&h->text, n);
+    strbuf_append(&h->text, "", 1);
+}
+
 http_head_fault http_head_add_name(http_head *h, const char *data, size_t n_bytes)
 {
     if (h->in_value || h->n_lines == 0) {
         if (h->n_lines == HTTP_HEAD_MAX_LINES)
             return (http_head_fault){431, "too many header lines"};
-        strbuf_append(&h->text, "", 1); /* ends the previous value */
+        end_line(h);
         h->lines[h->n_lines++] = (http_head_line){h->text.n_bytes, 0};
         h->in_value = false;
     }
@@ -99,7 +110,7 @@ static char *origin_form(char *target)
 
 bool http_head_end(http_head *h)
 {
-    strbuf_append(&h->text, "", 1);
+    end_line(h);
     strbuf_append(&h->target, "", 0);
     if (h->text.failed || h->target.failed)
         return false;

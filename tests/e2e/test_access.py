@@ -65,7 +65,8 @@ def test_key_is_asked_for(guarded):
             assert head["WWW-Authenticate"] == "Bearer" and head["X-Request-Id"]
             assert answer["error"]["code"] == "invalid_api_key" and answer["error"]["param"] is None
             assert answer["error"]["type"] == "authentication_error" and KEY not in json.dumps(answer)
-    for headers in (BEARER, {"Authorization": f"bEARER {KEY}"}, {"X-Api-Key": "second"},
+    for headers in (BEARER, {"Authorization": f"bEARER {KEY}"}, {"X-Api-Key": "second"}, {"X-Api-Key": "second \t"},
+                    {"Authorization": f"Bearer {KEY} "},
                     {"Authorization": "Basic eDp5", "X-Api-Key": KEY}):
         assert guarded.request("POST", "/v1/completions", body, headers)[0] == 200
         assert guarded.request("GET", "/metrics", headers=headers)[0] == 200

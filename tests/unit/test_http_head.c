@@ -75,6 +75,25 @@ static void test_http_head_empty_values(void **state)
     http_head_deinit(&h);
 }
 
+static void test_http_head_blanks_behind_values(void **state)
+{
+    (void)state;
+    http_head h;
+    http_head_init(&h, MAX_BYTES);
+    for (size_t n_part = 1; n_part < 9; n_part++) {
+        http_head_reset(&h);
+        assert_int_equal(feed(&h, http_head_add_target, "/", 1), 0);
+        feed_line(&h, "A", "Bearer key \t ", n_part);
+        feed_line(&h, "B", "  ", n_part);
+        feed_line(&h, "D ", "last\t", n_part);
+        assert_true(http_head_end(&h));
+        assert_string_equal(http_head_get(&h, "a"), "Bearer key");
+        assert_string_equal(http_head_get(&h, "b"), "");
+        assert_string_equal(http_head_get(&h, "d "), "last"); /* a name is kept as it is */
+    }
+    http_head_deinit(&h);
+}
+
 static void test_http_head_targets(void **state)
 {
     (void)state;
@@ -177,9 +196,13 @@ static void test_http_head_ids(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_http_head_pieces),  cmocka_unit_test(test_http_head_empty_values),
-        cmocka_unit_test(test_http_head_targets), cmocka_unit_test(test_http_head_limits),
-        cmocka_unit_test(test_http_head_methods), cmocka_unit_test(test_http_head_ids),
+        cmocka_unit_test(test_http_head_pieces),
+        cmocka_unit_test(test_http_head_empty_values),
+        cmocka_unit_test(test_http_head_targets),
+        cmocka_unit_test(test_http_head_limits),
+        cmocka_unit_test(test_http_head_methods),
+        cmocka_unit_test(test_http_head_ids),
+        cmocka_unit_test(test_http_head_blanks_behind_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
