@@ -24,6 +24,7 @@
 #define MAX_HEADER_BYTES 65536
 #define MAX_ADDRESSES    4
 #define MAX_IDLE         4096
+#define FETCH_TIMEOUTS   2 /* for a whole fetch, which may trickle in */
 
 struct http_client_conn {
     union {
@@ -550,9 +551,16 @@ pgd_err http_fetch(http_client *c, const char *method, const char *path, const c
     };
     f.call.arg = &f;
     *status = 0;
+    uint64_t start_us = clock_now_us();
     http_client_start(c, &f.call);
-    while (!f.is_over)
-        uv_run(c->loop, UV_RUN_ONCE);
+    while (!f.is_over) {
+        uv_run(c->loop, UV_RUN_ONCE); /* the sweep ends it now and then */
+        if (!f.is_over && c->timeout_us > 0 &&
+            clock_now_us() - start_us >= FETCH_TIMEOUTS * c->timeout_us) {
+            http_client_cancel(&f.call);
+            on_fetch_end(&f.call, HTTP_CALL_TIMEOUT, "it comes too slowly, or never ends");
+        }
+    }
     *status = f.call.status;
     if (f.is_too_large)
         return pgd_fail(why, PGD_ERANGE, "%s: expected at most %zu bytes, got more", path,

@@ -78,7 +78,8 @@ void http_client_cancel(http_call *call);
 /* TCP or Unix connections made so far. */
 uint64_t http_client_n_connects(const http_client *c);
 
-/* One whole answer: starts the call and runs the loop until it ends. *status: 0 when there is none.
+/* One whole answer: starts the call and runs the loop until it ends, which is within twice the
+ * client's time-out, whatever comes meanwhile. *status: 0 when there is none.
  * body: appended to, at most max_body_bytes. Errors: PGD_EIO, PGD_ECLOSED, PGD_EPROTO,
  * PGD_ETIMEDOUT, PGD_ENOMEM, PGD_ERANGE (body too large) */
 PGD_MUST_USE pgd_err http_fetch(http_client *c, const char *method, const char *path,
