@@ -35,15 +35,6 @@ void strbuf_truncate(strbuf *b, size_t n_bytes)
         b->data[n_bytes] = '\0';
 }
 
-char *strbuf_take(strbuf *b, size_t *n_bytes)
-{
-    char *data = b->data;
-    if (n_bytes != NULL)
-        *n_bytes = b->n_bytes;
-    strbuf_init(b);
-    return data;
-}
-
 /* Room for n_more bytes and the NUL. */
 static bool reserve(strbuf *b, size_t n_more)
 {

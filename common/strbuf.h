@@ -1,7 +1,7 @@
 /* Growable byte string, always NUL-terminated after a successful append.
  *
  * A failed append sets `failed` and later appends do nothing, so a writer checks once at the end.
- * Owns:    data; strbuf_deinit frees, strbuf_take hands it to the caller (free with mem_free)
+ * Owns:    data; strbuf_deinit frees
  * Thread:  one at a time
  */
 #ifndef COMMON_STRBUF_H
@@ -21,7 +21,6 @@ void strbuf_deinit(strbuf *b);
 void strbuf_reset(strbuf *b);
 /* Drops what lies beyond n_bytes, which is at most its length. */
 void strbuf_truncate(strbuf *b, size_t n_bytes);
-char *strbuf_take(strbuf *b, size_t *n_bytes);
 void strbuf_append(strbuf *b, const void *data, size_t n_bytes);
 void strbuf_append_str(strbuf *b, const char *text);
 void strbuf_append_char(strbuf *b, char c);

@@ -52,7 +52,8 @@ static void become_daemon(const char *path, char *const *argv, int log_fd, pid_t
     _exit(EXIT_NO_START);
 }
 
-bool bench_daemon_is_alive(bench_daemon *d)
+/* False once it has ended by itself. */
+static bool is_alive(bench_daemon *d)
 {
     int status;
     if (d->pid == 0)
@@ -151,7 +152,7 @@ pgd_err bench_daemon_start(bench_daemon *d, const char *const *flags, const char
             bench_daemon_stop(d);
             return pgd_fail(why, PGD_ECLOSED, "interrupted");
         }
-        if (!bench_daemon_is_alive(d)) {
+        if (!is_alive(d)) {
             read_tail(d, tail, sizeof(tail));
             unlink(d->log_path);
             d->log_path[0] = '\0';
@@ -167,11 +168,11 @@ bool bench_daemon_stop(bench_daemon *d)
 {
     if (d->log_path[0] == '\0')
         return true;
-    bool was_alive = bench_daemon_is_alive(d);
+    bool was_alive = is_alive(d);
     if (was_alive) {
         uint64_t end_us = clock_now_us() + STOP_LIMIT_US;
         kill(d->pid, SIGTERM);
-        while (bench_daemon_is_alive(d)) {
+        while (is_alive(d)) {
             if (clock_now_us() > end_us)
                 kill(d->pid, SIGKILL);
             usleep(POLL_US);

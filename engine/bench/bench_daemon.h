@@ -23,13 +23,11 @@ typedef struct bench_daemon {
 } bench_daemon;
 
 /* Starts `paged serve` with flags (NULL-terminated; borrow for the call) and waits until it serves.
- * cpus: the CPUs it may use, or NULL. stop: gives up when it becomes true; loop: run
- * meanwhile, so that it can. On failure the why tells
- * the end of its log and *exit_status of the struct is its own (71 when there was none). */
+ * cpus: the CPUs it may use, or NULL. stop: gives up when it becomes true; loop: run meanwhile, so
+ * that it can. On failure the why tells the end of its log, and exit_status of the struct is its
+ * own (71 when there was none). */
 PGD_MUST_USE pgd_err bench_daemon_start(bench_daemon *d, const char *const *flags, const char *cpus,
                                         uv_loop_t *loop, const bool *stop, pgd_why *why);
-/* False once it has ended by itself. */
-bool bench_daemon_is_alive(bench_daemon *d);
 /* SIGTERM, and SIGKILL if that does not help. False when it had ended before, or ended badly: the
  * last lines of the log then go to stderr. */
 bool bench_daemon_stop(bench_daemon *d);

@@ -30,16 +30,6 @@ static int64_t draw_length(const bench_load_opts *o, int64_t len, uint64_t strea
     return o->range_ratio > 0 ? PGD_MAX((int64_t)(low + u * (high - low + 1)), 1) : len;
 }
 
-static void append_id(strbuf *out, uint64_t id)
-{
-    char digits[24];
-    char *at = digits + sizeof(digits);
-    do
-        *--at = (char)('0' + id % 10);
-    while ((id /= 10) > 0);
-    strbuf_append(out, at, (size_t)(digits + sizeof(digits) - at));
-}
-
 static void append_word(strbuf *out, uint64_t number)
 {
     static const char *const words[] = {
@@ -62,7 +52,7 @@ static void append_prompt(strbuf *out, const bench_load_opts *o, uint64_t which)
         if (o->is_text)
             append_word(out, number);
         else
-            append_id(out, number % (uint64_t)o->vocab_size);
+            strbuf_append_int(out, (int64_t)(number % (uint64_t)o->vocab_size));
     }
     strbuf_append_char(out, o->is_text ? '"' : ']');
 }

@@ -38,8 +38,8 @@ typedef struct bench {
     bench_daemon daemon;
     char url[400];
     char model[512];
-    char headers[600];  /* "" or the key's line */
-    double sim_step_us; /* of the server, < 0 = not known */
+    char headers[CLIENT_KEY_HEADER_BYTES]; /* "" or the key's line */
+    double sim_step_us;                    /* of the server, < 0 = not known */
     bool has_model;
     bool stop;
     bool any_failed;

@@ -113,6 +113,16 @@ struct core_loop {
     char fail_text[512];
 };
 
+const char *core_state_name(core_state state)
+{
+    static const char *const names[] = {
+        [CORE_STARTING] = "starting",     [CORE_LOADING] = "loading",   [CORE_READY] = "ready",
+        [CORE_RECOVERING] = "recovering", [CORE_DRAINING] = "draining", [CORE_FAILED] = "failed",
+        [CORE_STOPPED] = "stopped",
+    };
+    return names[state];
+}
+
 /* --- events ----------------------------------------------------------------------------------- */
 
 static size_t n_free_events(const core_loop *c)
@@ -215,8 +225,6 @@ static void publish(core_loop *c)
  * turn. */
 static void tell_state(core_loop *c)
 {
-    static const char *const names[] = {"starting", "loading", "ready",  "recovering",
-                                        "draining", "failed",  "stopped"};
     if (c->state == c->wanted_state ||
         n_free_events(c) <= (size_t)c->sizes.max_held + RESET_RESERVE + STATE_RESERVE / 2)
         return;
@@ -224,7 +232,7 @@ static void tell_state(core_loop *c)
     publish(c); /* whoever hears of the state finds it, and its reason, in the stats */
     core_event e = {.kind = CORE_EVENT_STATE, .state = c->state};
     push_event(c, &e);
-    log_info("core", "state=%s", names[c->state]);
+    log_info("core", "state=%s", core_state_name(c->state));
 }
 
 static core_state derive_state(const core_loop *c)

@@ -31,6 +31,9 @@ typedef enum core_state {
     CORE_STOPPED
 } core_state;
 
+/* "starting", "loading" ...; static storage. Thread: any */
+const char *core_state_name(core_state state);
+
 typedef enum core_event_kind {
     CORE_EVENT_TOKEN,
     CORE_EVENT_FINISHED,

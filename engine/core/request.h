@@ -96,7 +96,6 @@ typedef struct request {
     int32_t entry_idx;       /* position in the step being scheduled; -1 */
     int32_t kv_row;          /* row of its block tables, kv_manager's; -1 = holds no blocks */
     uint64_t preempted_step; /* id of the step that preempted it last; 0 */
-    void *user;              /* the io side's, never touched here */
     int32_t n_strikes;       /* poison rule, core_loop's */
     int32_t progress_at_strike;
 } request;

@@ -13,27 +13,6 @@
  * steps are not hangs: the step itself is watched by the core loop (worker_stall_timeout). */
 #define CORE_SILENT_US 5000000u
 
-static const char *state_name(core_state state)
-{
-    switch (state) {
-    case CORE_STARTING:
-        return "starting";
-    case CORE_LOADING:
-        return "loading";
-    case CORE_READY:
-        return "ready";
-    case CORE_RECOVERING:
-        return "recovering";
-    case CORE_DRAINING:
-        return "draining";
-    case CORE_FAILED:
-        return "failed";
-    case CORE_STOPPED:
-        return "stopped";
-    }
-    return "unknown";
-}
-
 static bool is_silent(const core_stats *s)
 {
     uint64_t now = clock_now_us();
@@ -50,7 +29,7 @@ void api_health_handle(http_api *api, http_conn *conn, const http_request *req)
     bool healthy = s.state == CORE_READY && !api->draining && !is_silent(&s);
     const char *status = api->draining                       ? "draining"
                          : s.state == CORE_READY && !healthy ? "stalled"
-                                                             : state_name(s.state);
+                                                             : core_state_name(s.state);
     strbuf_appendf(&b, "{\"status\":\"%s\"", healthy ? "ok" : status);
     if (s.state == CORE_LOADING && s.load_total_bytes > 0)
         strbuf_appendf(&b, ",\"progress\":%.3f",

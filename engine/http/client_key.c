@@ -7,9 +7,9 @@
 
 #include "common/file.h"
 #include "common/mem.h"
+#include "engine/http/http_auth.h"
 
 #define MAX_FILE_BYTES ((size_t)1 << 20)
-#define MAX_KEY_BYTES  512
 
 /* *n: 0 when there is none. */
 static const char *find_key(const char *text, size_t *n)
@@ -39,7 +39,7 @@ pgd_err client_key_header(char out[CLIENT_KEY_HEADER_BYTES], const char *path, p
         return PGD_OK;
     PGD_TRY(file_read(&text, &n_bytes, path, MAX_FILE_BYTES, why));
     const char *key = find_key(text, &n);
-    bool ok = n > 0 && n <= MAX_KEY_BYTES;
+    bool ok = n > 0 && n <= HTTP_AUTH_MAX_KEY_BYTES;
     for (size_t i = 0; i < n && ok; i++)
         ok = (unsigned char)key[i] > 0x20 && (unsigned char)key[i] < 0x7F;
     if (ok)
@@ -48,5 +48,5 @@ pgd_err client_key_header(char out[CLIENT_KEY_HEADER_BYTES], const char *path, p
     mem_free(text);
     return ok ? PGD_OK
               : pgd_fail(why, PGD_EINVAL, "%s: expected a key of 1 to %d visible ASCII bytes", path,
-                         MAX_KEY_BYTES);
+                         HTTP_AUTH_MAX_KEY_BYTES);
 }

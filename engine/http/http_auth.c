@@ -184,14 +184,10 @@ static bool is_open(const char *method, const char *path)
 static bool is_known(const http_auth *a, const char *key)
 {
     digest presented;
-    uint32_t n_equal = 0;
+    int32_t n_equal = 0;
     digest_key(&presented, a->sha, key, strlen(key));
-    for (int32_t k = 0; k < a->n_keys; k++) {
-        uint32_t difference = 0;
-        for (size_t i = 0; i < sizeof(presented.bytes); i++)
-            difference |= (uint32_t)(presented.bytes[i] ^ a->keys[k].bytes[i]);
-        n_equal += (difference - 1) >> 31; /* 1 only for 0, without a branch */
-    }
+    for (int32_t k = 0; k < a->n_keys; k++)
+        n_equal += hash_is_equal(presented.bytes, a->keys[k].bytes, sizeof(presented.bytes));
     return n_equal > 0;
 }
 

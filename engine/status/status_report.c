@@ -62,12 +62,10 @@ static size_t begin_line(strbuf *out, const char *head, const char **comma)
 
 static void end_line(strbuf *out, size_t at, const char *comma)
 {
-    if (comma[0] != '\0') {
+    if (comma[0] != '\0')
         strbuf_append_char(out, '\n');
-    } else if (!out->failed) {
-        out->n_bytes = at;
-        out->data[at] = '\0';
-    }
+    else
+        strbuf_truncate(out, at);
 }
 
 static void add_uptime(strbuf *out, double s)
