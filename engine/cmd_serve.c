@@ -69,6 +69,14 @@ static void close_everything(daemon_state *d)
     http_server_close(d->api.server, on_server_closed, d);
 }
 
+/* The core loop has ended. Who is still on the pool is answered first (with a refusal, by now): the
+ * tick looks again. */
+static void close_when_answered(daemon_state *d)
+{
+    if (http_api_n_pool_jobs(&d->api) == 0)
+        close_everything(d);
+}
+
 static void begin_drain(daemon_state *d)
 {
     if (d->stopping)
@@ -158,10 +166,10 @@ static void on_state(void *arg, core_state state)
         log_error("serve", "giving up: %s", s.why);
         d->exit_status = command_failed_status(&s);
         d->stopping = true;
-        close_everything(d);
+        close_when_answered(d);
         break;
     case CORE_STOPPED:
-        close_everything(d);
+        close_when_answered(d);
         break;
     default:
         break;
@@ -178,6 +186,8 @@ static void on_tick(uv_timer_t *timer)
         service_status_loading(&d->service, &s);
     } else if (s.state == CORE_READY && d->service.is_ready) {
         service_status_serving(&d->service, &s, clock_now_us());
+    } else if (s.state == CORE_FAILED || s.state == CORE_STOPPED) {
+        close_when_answered(d);
     }
 }
 

@@ -113,16 +113,6 @@ struct core_loop {
     char fail_text[512];
 };
 
-const char *core_state_name(core_state state)
-{
-    static const char *const names[] = {
-        [CORE_STARTING] = "starting",     [CORE_LOADING] = "loading",   [CORE_READY] = "ready",
-        [CORE_RECOVERING] = "recovering", [CORE_DRAINING] = "draining", [CORE_FAILED] = "failed",
-        [CORE_STOPPED] = "stopped",
-    };
-    return names[state];
-}
-
 /* --- events ----------------------------------------------------------------------------------- */
 
 static size_t n_free_events(const core_loop *c)

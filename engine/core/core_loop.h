@@ -13,6 +13,7 @@
 
 #include "common/model/model_config.h"
 #include "config/config.h"
+#include "engine/core/core_state.h"
 #include "engine/core/request.h"
 #include "engine/core/restart_policy.h"
 #include "engine/core/scheduler.h"
@@ -20,19 +21,6 @@
 #include "proto/step_result.h"
 
 typedef struct core_loop core_loop;
-
-typedef enum core_state {
-    CORE_STARTING, /* worker being spawned */
-    CORE_LOADING,  /* worker loads the model */
-    CORE_READY,
-    CORE_RECOVERING, /* worker died, being restarted */
-    CORE_DRAINING,
-    CORE_FAILED, /* given up; see core_stats.why */
-    CORE_STOPPED
-} core_state;
-
-/* "starting", "loading" ...; static storage. Thread: any */
-const char *core_state_name(core_state state);
 
 typedef enum core_event_kind {
     CORE_EVENT_TOKEN,

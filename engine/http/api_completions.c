@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "common/clock.h"
+#include "common/hash.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "engine/http/completion_intake.h"
@@ -522,12 +523,30 @@ static bool make_choices(completion *c)
     return true;
 }
 
+/* Each name once, and only so many of them: a client's typing error is worth a line, not a flood. */
+static void log_unknown_fields(http_api *api, const completion_params *p)
+{
+    for (int32_t k = 0; k < p->n_unknown; k++) {
+        uint64_t hash = hash_bytes(p->unknown[k], strlen(p->unknown[k]), 0);
+        int32_t i = 0;
+        while (i < api->n_unknown_fields && api->unknown_fields[i] != hash)
+            i++;
+        if (i < api->n_unknown_fields || i == HTTP_API_MAX_UNKNOWN)
+            continue;
+        api->unknown_fields[api->n_unknown_fields++] = hash;
+        log_warn("http", "unknown field %.60s in a completion request is ignored (told once)",
+                 p->unknown[k]);
+    }
+}
+
 static void on_taken_in(void *arg)
 {
     completion *c = arg;
     const completion_fault *fault = &c->intake.fault;
     c->n_pins++;
     c->is_being_taken_in = false;
+    c->api->n_intakes--;
+    log_unknown_fields(c->api, &c->params);
     if (fault->status != 0) {
         respond_error(c, fault->status, fault->param, fault->code, fault->message);
     } else if (c->conn != NULL) {
@@ -556,7 +575,7 @@ static bool check_ready(http_api *api, http_conn *conn)
     } else if (stats.state == CORE_FAILED) {
         http_error_respond(conn, 503, NULL, "the model worker could not be kept running: %.300s",
                            stats.why);
-    } else if (engine_n_generations(api->engine) >=
+    } else if (engine_n_generations(api->engine) + api->n_intakes >=
                engine_get_config(api->engine)->max_queued_requests) {
         /* Told before the body is looked at: an overload must not cost parsing and tokenizing. */
         api->n_refused_queue++;
@@ -586,5 +605,6 @@ void api_completions_handle(http_api *api, http_conn *conn, const http_request *
     http_conn_on_disconnect(conn, on_disconnect, c);
     http_conn_on_deadline(conn, on_deadline, c);
     c->is_being_taken_in = true;
+    api->n_intakes++;
     completion_intake_start(&c->intake, &c->params, api->engine, conn, on_taken_in, c);
 }

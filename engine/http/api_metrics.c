@@ -30,7 +30,7 @@ typedef struct scrape {
     double n_blocks_used;
     double n_blocks_free;
     double n_connections;
-    double n_text_jobs;
+    double n_pool_jobs;
     double n_rejections;
     double n_request_bytes;
     double n_answer_bytes;
@@ -303,8 +303,8 @@ static const family families[] = {
     {"http_timeouts_total", COUNTER, EACH(samples_timeouts), PAGED,
      "Requests that did not arrive in time (header_timeout_s) or were not answered in time "
      "(request_timeout_s)."},
-    {"text_jobs", GAUGE, OWN(n_text_jobs), PAGED,
-     "Requests to /tokenize and /detokenize that wait or run."},
+    {"pool_jobs", GAUGE, OWN(n_pool_jobs), PAGED,
+     "Requests whose body waits for the thread pool or is read, tokenized or detokenized there."},
 };
 
 /* Names that every Prometheus client library gives, without prefix and labels. */
@@ -376,7 +376,7 @@ static void take_scrape(scrape *s, http_api *api)
     s->api = api;
     s->http = *http_server_get_counters(api->server);
     s->n_connections = http_server_n_connections(api->server);
-    s->n_text_jobs = api->n_text_jobs;
+    s->n_pool_jobs = http_api_n_pool_jobs(api);
     s->n_rejections = (double)api->n_refused_queue;
     s->n_request_bytes = (double)api->metrics.n_request_bytes;
     s->n_answer_bytes = (double)api->metrics.n_answer_bytes;

@@ -13,15 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <pthread.h>
-
 #include "common/json.h"
-#include "common/log.h"
 #include "common/mem.h"
 #include "engine/http/http_errors.h"
 
-#define ARENA_FACTOR       8 /* arena bytes per body byte, for ids (4 bytes from "1,") */
-#define MAX_LOGGED_UNKNOWN 64
+#define ARENA_FACTOR 8 /* arena bytes per body byte, for ids (4 bytes from "1,") */
 
 typedef struct parse_ctx {
     completion_params *p;
@@ -510,26 +506,19 @@ void completion_params_append_schema(strbuf *out, const config *cfg, int32_t voc
     }
 }
 
-/* Each unknown name is logged once, and only so many of them. */
-static void log_unknown(const char *name)
+/* For the log: a name beyond the limit is one too many for it, too. */
+static bool note_unknown(parse_ctx *c, const char *name)
 {
-    static uint64_t seen[MAX_LOGGED_UNKNOWN];
-    static size_t n_seen;
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of both */
-    uint64_t h = 1469598103934665603ULL;
-    for (const char *s = name; *s != '\0'; s++)
-        h = (h ^ (unsigned char)*s) * 1099511628211ULL;
-    pthread_mutex_lock(&lock);
-    size_t i = 0;
-    while (i < n_seen && seen[i] != h)
-        i++;
-    bool is_new = i == n_seen && n_seen < MAX_LOGGED_UNKNOWN;
-    if (is_new)
-        seen[n_seen++] = h;
-    pthread_mutex_unlock(&lock);
-    if (is_new)
-        log_warn("http", "unknown field %.60s in a completion request is ignored (told once)",
-                 name);
+    completion_params *p = c->p;
+    if (p->n_unknown == COMPLETION_MAX_UNKNOWN)
+        return true;
+    if (p->unknown == NULL)
+        p->unknown = arena_calloc(p->arena, COMPLETION_MAX_UNKNOWN, sizeof(*p->unknown));
+    const char *copy = p->unknown != NULL ? arena_strndup(p->arena, name, strlen(name)) : NULL;
+    if (copy == NULL)
+        return fail_memory(c);
+    p->unknown[p->n_unknown++] = copy;
+    return true;
 }
 
 /* What fields must be to each other; fills what follows from several. */
@@ -575,9 +564,9 @@ static bool read_fields(parse_ctx *c, const cJSON *tree)
         size_t i = 0;
         while (i < PGD_ARRAY_LEN(fields) && strcmp(fields[i].name, item->string) != 0)
             i++;
-        if (i == PGD_ARRAY_LEN(fields))
-            log_unknown(item->string);
-        else if (!read_field(c, &fields[i], item))
+        bool ok = i < PGD_ARRAY_LEN(fields) ? read_field(c, &fields[i], item)
+                                            : note_unknown(c, item->string);
+        if (!ok)
             return false;
     }
     completion_params *p = c->p;

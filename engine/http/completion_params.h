@@ -1,9 +1,9 @@
 /* The body of POST /v1/completions, checked and made into what the engine needs.
  *
  * Every field that this version knows is range-checked; a wrong one is a 400 that names it. Fields
- * that it does not know are accepted, as clients rely on, and logged once each.
- * Owns:    the cJSON tree and all arrays; completion_params_deinit frees
- * Thread:  io
+ * that it does not know are accepted, as clients rely on, and listed.
+ * Owns:    all arrays and texts; completion_params_deinit frees
+ * Thread:  any
  */
 #ifndef ENGINE_HTTP_COMPLETION_PARAMS_H
 #define ENGINE_HTTP_COMPLETION_PARAMS_H
@@ -21,6 +21,7 @@
 #define COMPLETION_MAX_FIELDS     256    /* at the top level, known or not */
 #define COMPLETION_MAX_STOP_BYTES 4096   /* all stop strings together */
 #define COMPLETION_MAX_SALT_BYTES 128
+#define COMPLETION_MAX_UNKNOWN    64 /* names that are listed */
 
 typedef struct completion_prompt {
     const char *text; /* NULL when given as ids */
@@ -53,7 +54,9 @@ typedef struct completion_params {
     size_t *stop_bytes;
     int32_t n_stop;
     int32_t priority;
-    char *cache_salt; /* NULL = none */
+    char *cache_salt;     /* NULL = none */
+    const char **unknown; /* [n_unknown] names of fields that were not understood */
+    int32_t n_unknown;
 } completion_params;
 
 /* What went wrong, for the error object. */
@@ -71,8 +74,7 @@ PGD_MUST_USE bool completion_params_parse(completion_params *out, const char *bo
                                           const char *model_name, int32_t vocab_size,
                                           completion_fault *fault);
 void completion_params_deinit(completion_params *p);
-/* Appends the members of the OpenAPI schema's properties, as a template of
- * api_openapi.c. */
+/* Appends the members of the OpenAPI schema's properties, as a template of api_openapi.c. */
 void completion_params_append_schema(strbuf *out, const config *cfg, int32_t vocab_size);
 
 #endif

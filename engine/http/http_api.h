@@ -10,6 +10,8 @@
 #include "engine/http/http_metrics.h"
 #include "engine/http/http_server.h"
 
+#define HTTP_API_MAX_UNKNOWN 64
+
 /* What handlers share. */
 typedef struct http_api {
     engine *engine;
@@ -18,9 +20,18 @@ typedef struct http_api {
     int64_t started_s;   /* wall clock */
     uint64_t started_us; /* monotonic */
     uint64_t n_refused_queue;
+    int32_t n_intakes;   /* completions being read and tokenized on the pool */
     int32_t n_text_jobs; /* texts and ids being translated on the pool */
+    uint64_t unknown_fields[HTTP_API_MAX_UNKNOWN]; /* [n_unknown_fields] hashes of logged names */
+    int32_t n_unknown_fields;
     http_metrics metrics;
 } http_api;
+
+/* Requests that the pool works on: each will still be answered. */
+static inline int32_t http_api_n_pool_jobs(const http_api *api)
+{
+    return api->n_intakes + api->n_text_jobs;
+}
 
 /* An http_handler_fn with arg = http_api *. */
 void http_api_handle(void *arg, http_conn *conn, const http_request *req);

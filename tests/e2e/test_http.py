@@ -623,3 +623,14 @@ def test_client_bytes_in_the_log_are_harmless(daemons):
     d.complete("a", max_tokens=1, **{"x\x1b[2J\x07\x9b1m\r\ny": 1})
     line = next(x for x in d.log().splitlines() if "unknown field" in x)
     assert "x?[2J???1m  y" in line
+
+
+def test_unknown_fields_are_logged_once(daemons):
+    d = daemons("--device", "sim")
+    for _ in range(3):
+        d.complete("a", max_tokens=1, some_new_option=1, another=[2])
+    status, _, _ = d.request("POST", "/v1/completions", {"prompt": "a", "third": 1, "max_tokens": -1})
+    assert status == 400
+    d.stop()
+    lines = [x for x in d.log().splitlines() if "unknown field" in x]
+    assert [next(n for n in ("some_new_option", "another", "third") if n in x) for x in lines] == ["some_new_option", "another", "third"], lines

@@ -184,7 +184,7 @@ def test_counters_never_fall_and_gauges_return_to_zero(daemons):
     d = daemons("--device", "sim", "--sim-step-us", "1000", "--num-kv-blocks", "40", "--max-model-len", "300", "--max-num-seqs", "8")
     idle_before = values(d)
     stop = threading.Event()
-    n_pages = 0
+    n_pages = n_kills = 0
 
     def load(i):
         n = 0
@@ -210,6 +210,8 @@ def test_counters_never_fall_and_gauges_return_to_zero(daemons):
                 n_pages += 1
                 if time.monotonic() > kill_at:
                     os.kill(d.worker_pid(), signal.SIGKILL)
+                    n_kills += 1
+                    d.wait_log(f"restart {n_kills} ")  # until then /health may still be good
                     d.wait_ready_again()
                     kill_at = time.monotonic() + 1
                 time.sleep(0.05)
@@ -225,7 +227,7 @@ def test_counters_never_fall_and_gauges_return_to_zero(daemons):
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert v["paged_" + name] == v["vllm:" + name] == 0
     assert v["paged_num_requests_waiting_by_reason{reason=capacity}"] == v["paged_num_requests_waiting_by_reason{reason=deferred}"] == 0
-    assert v["paged_text_jobs"] == v["paged_kv_blocks_used"] == 0
+    assert v["paged_pool_jobs"] == v["paged_kv_blocks_used"] == 0
     assert v["paged_kv_blocks_cached"] + v["paged_kv_blocks_free"] == v["paged_kv_blocks"] == idle_before["paged_kv_blocks"]
     assert v["paged_ready"] == 1
     n_ended = sum(value for key, value in v.items() if key.startswith("paged_request_success_total"))

@@ -136,6 +136,29 @@ def test_sigterm_drains(daemons):
     d.stop()
 
 
+def test_sigterm_answers_what_is_still_being_read(daemons):
+    """Bodies that are parsed and tokenized when the signal comes are no running requests yet, and get their answer all the same."""
+    d = daemons("--device", "sim")
+    text = "time way people " * 150000
+    body = json.dumps({"prompt": text}).encode()
+    answers = {}
+
+    def post(path, key):
+        answers[key] = d.request("POST", path, body)[0]
+
+    threads = [threading.Thread(target=post, args=(path, (path, i))) for i in range(4) for path in ("/tokenize", "/v1/completions")]
+    for t in threads:
+        t.start()
+    end = time.monotonic() + 20 * SLOW
+    while len(answers) + d.metrics()["paged_pool_jobs"] < len(threads):
+        assert time.monotonic() < end
+    d.process.send_signal(signal.SIGTERM)
+    for t in threads:
+        t.join(60 * SLOW)
+    assert len(answers) == 8 and set(answers.values()) <= {200, 400, 503}, answers
+    d.stop()
+
+
 def test_second_signal_ends_at_once(daemons):
     d = daemons("--device", "sim", "--sim-step-us", "10000", "--max-model-len", "100000")
     stream = d.stream([1, 2], max_tokens=20000, ignore_eos=True)

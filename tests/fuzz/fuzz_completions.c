@@ -400,6 +400,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     PGD_ASSERTF(core.n_live == 0 && core.n_events == 0 && n_jobs == 0, "%d live, %d events",
                 core.n_live, core.n_events);
     PGD_ASSERTF(engine_n_generations(eng) == 0, "%d generations", engine_n_generations(eng));
-    PGD_ASSERT(api.n_text_jobs == 0);
+    PGD_ASSERT(http_api_n_pool_jobs(&api) == 0);
     return 0;
 }

@@ -133,6 +133,32 @@ static void test_completion_params_echo_and_best_of(void **state)
 }
 
 /* Bytes of a good body changed at random: a verdict every time, a fault always worded. */
+static void test_completion_params_unknown(void **state)
+{
+    (void)state;
+    completion_params p;
+    completion_fault f;
+    const char *body = "{\"a\":1,\"prompt\":\"x\",\"b\\n\":[],\"c\":null,\"a\":2}";
+    assert_true(parse(&p, &f, body, strlen(body)));
+    assert_int_equal(p.n_unknown, 2); /* null is left out, and so is a second one of a name */
+    assert_string_equal(p.unknown[0], "a");
+    assert_string_equal(p.unknown[1], "b\n");
+    completion_params_deinit(&p);
+
+    strbuf b;
+    strbuf_init(&b);
+    strbuf_append_str(&b, "{\"prompt\":\"x\"");
+    for (int i = 0; i < COMPLETION_MAX_UNKNOWN + 10; i++)
+        strbuf_appendf(&b, ",\"u%d\":0", i);
+    strbuf_append_str(&b, ",\"max_tokens\":3}");
+    assert_true(parse(&p, &f, b.data, b.n_bytes));
+    assert_int_equal(p.n_unknown, COMPLETION_MAX_UNKNOWN);
+    assert_string_equal(p.unknown[COMPLETION_MAX_UNKNOWN - 1], "u63");
+    assert_int_equal(p.max_tokens, 3);
+    completion_params_deinit(&p);
+    strbuf_deinit(&b);
+}
+
 static void test_completion_params_mutations(void **state)
 {
     (void)state;
@@ -202,6 +228,7 @@ int main(void)
         cmocka_unit_test(test_completion_params_defaults),
         cmocka_unit_test(test_completion_params_all_fields),
         cmocka_unit_test(test_completion_params_echo_and_best_of),
+        cmocka_unit_test(test_completion_params_unknown),
         cmocka_unit_test(test_completion_params_mutations),
         cmocka_unit_test(test_completion_params_bounds),
     };
