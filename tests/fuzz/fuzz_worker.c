@@ -391,8 +391,8 @@ static void *next_frame(engine_link *l, size_t *n_bytes)
     void *frame = n == 0   ? build_load(l, n_bytes)
                   : n == 1 ? build_kv_config(l, n_bytes)
                            : build_step(l, n_bytes);
-    /* A damaged load message could ask for gigabytes, or for a minute's sleep per step. */
-    for (int i = 0; kind >= 240 && kind < 252 && n > 0 && i <= kind - 240; i++)
+    /* Damaged sizes could ask for gigabytes, or for a minute's sleep per step. */
+    for (int i = 0; kind >= 240 && kind < 252 && n > 1 && i <= kind - 240; i++)
         ((uint8_t *)frame)[fuzz_u32(in) % *n_bytes] ^= fuzz_u8(in);
     return frame;
 }
