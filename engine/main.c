@@ -77,6 +77,7 @@ int main(int argc, char **argv)
 {
     open_standard_files();
     signal(SIGPIPE, SIG_IGN); /* a client that leaves is an error of its socket, not a signal */
+    signal(SIGXFSZ, SIG_IGN); /* so is a log file at its limit (ulimit -f), as on a full disk */
     log_init("engine", LOG_INFO);
     if (asks_for_help(argc, argv)) {
         const command *c = find_command(argv[1]);

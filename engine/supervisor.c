@@ -122,7 +122,7 @@ static int spawn(pid_t *pid, const char *path, const char *const argv[], int std
     char **environment = make_environment(journal_stream, stderr_fd);
     if (environment == NULL)
         rv = ENOMEM;
-    /* Threads here have every signal blocked and SIGPIPE ignored; the child starts with neither. */
+    /* Threads here have every signal blocked and some ignored; the child starts with neither. */
     sigemptyset(&none);
     sigfillset(&defaults);
     sigdelset(&defaults, SIGKILL);

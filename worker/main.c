@@ -265,6 +265,7 @@ int main(int argc, char **argv)
     log_init(role, args.level);
     thread_set_role(THREAD_WORKER);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
     step_runner *runner = NULL;
     engine_link *link = NULL;
     uint8_t proof[CONTROL_PROOF_BYTES];

@@ -92,10 +92,11 @@ def test_no_descriptor_at_all(daemons):
     assert d.text([1, 2, 3], **PARAMS) == want
 
 
-def start_with(tmp_path, stderr, *flags):
+def start_with(tmp_path, stderr, *flags, limit_bytes=resource.RLIM_INFINITY):
     """A daemon whose stderr is not a file that can be read: the port is found through its Unix socket's path."""
     path = tmp_path / "paged.sock"
-    p = subprocess.Popen([PAGED, "serve", "--uds", path, "--runtime-dir", tmp_path / "run", "--model", TINY, *SIM, *flags], stderr=stderr)
+    p = subprocess.Popen([PAGED, "serve", "--uds", path, "--runtime-dir", tmp_path / "run", "--model", TINY, *SIM, *flags], stderr=stderr,
+                         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes)))
     end = time.monotonic() + 20 * SLOW
     while ask(path, b"GET /health")[:12] != b"HTTP/1.1 200":
         assert time.monotonic() < end and p.poll() is None
@@ -135,6 +136,14 @@ def outlive_a_kill(p, path):
 def test_full_disk_for_the_log(tmp_path):
     with open("/dev/full", "wb") as full:
         outlive_a_kill(*start_with(tmp_path, full, "--log-level", "debug"))
+
+
+def test_log_file_at_its_limit(tmp_path):
+    """ulimit -f: a write beyond it raises a signal, which ends a process that does not expect it."""
+    with open(tmp_path / "log", "wb") as log:
+        p, path = start_with(tmp_path, log, "--log-level", "debug", limit_bytes=2000)
+        outlive_a_kill(p, path)
+    assert (tmp_path / "log").stat().st_size == 2000  # it was reached
 
 
 def test_reader_of_the_log_goes_away(tmp_path):
