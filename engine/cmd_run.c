@@ -34,9 +34,6 @@ typedef struct run_state {
     int32_t n_cached;
     uint64_t start_us, first_us, last_us;
     const char *error_text;
-    token_id *ids;
-    int32_t n_ids;
-    pgd_err err;
 } run_state;
 
 static void on_chunk(void *arg, generation *g)
@@ -53,15 +50,6 @@ static void on_chunk(void *arg, generation *g)
     s->first_us = g->first_token_us;
     s->last_us = g->last_token_us;
     s->error_text = g->error_text;
-    s->n_left = 0;
-}
-
-static void on_tokenized(void *arg, pgd_err err, token_id *ids, int32_t n_ids)
-{
-    run_state *s = arg;
-    s->err = err;
-    s->ids = ids;
-    s->n_ids = n_ids;
     s->n_left = 0;
 }
 
@@ -82,26 +70,26 @@ static int complete(offline *o, const char *text, size_t n_bytes, const run_opts
     run_state s = {.n_left = 1, .start_us = clock_now_us()};
     core_stats stats;
     engine_get_stats(o->engine, &stats);
-    if (engine_tokenize(o->engine, text, n_bytes, TOKENIZER_ADD_SPECIAL | TOKENIZER_PARSE_SPECIAL,
-                        2 * stats.max_model_len, on_tokenized, &s) != PGD_OK)
-        return EXIT_STATUS_SYSTEM;
-    while (s.n_left > 0) /* it ends whatever becomes of the worker, and refers to s until then */
-        uv_run(&o->loop, UV_RUN_ONCE);
-    if (s.err != PGD_OK && s.err != PGD_ERANGE) {
-        fprintf(stderr, "paged run: the prompt could not be tokenized: %s\n", pgd_err_text(s.err));
+    int32_t max_ids = (int32_t)PGD_MIN(2 * (int64_t)stats.max_model_len, INT32_MAX);
+    token_id *ids = NULL;
+    int32_t n_ids = 0;
+    pgd_err err = tokenizer_encode(&ids, &n_ids, engine_get_tokenizer(o->engine), text, n_bytes,
+                                   TOKENIZER_ADD_SPECIAL | TOKENIZER_PARSE_SPECIAL, max_ids);
+    if (err != PGD_OK && err != PGD_ERANGE) {
+        fprintf(stderr, "paged run: the prompt could not be tokenized: %s\n", pgd_err_text(err));
         return EXIT_STATUS_SYSTEM;
     }
-    if (s.err == PGD_ERANGE || s.n_ids == 0 || s.n_ids >= stats.max_model_len) {
+    if (err == PGD_ERANGE || n_ids == 0 || n_ids >= stats.max_model_len) {
         fprintf(stderr, "paged run: the prompt has %s%d tokens; expected 1 to %d (max_model_len)\n",
-                s.err == PGD_ERANGE ? "more than " : "",
-                s.err == PGD_ERANGE ? 2 * stats.max_model_len : s.n_ids, stats.max_model_len - 1);
-        mem_free(s.ids);
+                err == PGD_ERANGE ? "more than " : "", err == PGD_ERANGE ? max_ids : n_ids,
+                stats.max_model_len - 1);
+        mem_free(ids);
         return EXIT_STATUS_USAGE;
     }
     generation_opts g = {
-        .prompt = s.ids,
-        .n_prompt_tokens = s.n_ids,
-        .max_tokens = PGD_MIN(opts->max_tokens, stats.max_model_len - s.n_ids),
+        .prompt = ids,
+        .n_prompt_tokens = n_ids,
+        .max_tokens = PGD_MIN(opts->max_tokens, stats.max_model_len - n_ids),
         .ignore_eos = opts->ignore_eos,
         .skip_special = true,
         .arrival_us = s.start_us,
@@ -117,9 +105,8 @@ static int complete(offline *o, const char *text, size_t n_bytes, const run_opts
         g.params.top_k = (int32_t)opts->top_k;
     g.params.seed = opts->has_seed ? (uint64_t)opts->seed : engine_draw_seed(o->engine);
     generation *gen;
-    s.n_left = 1;
     core_refusal refusal = engine_generate(o->engine, &gen, &g);
-    mem_free(s.ids);
+    mem_free(ids);
     if (refusal != CORE_REFUSAL_NONE || !offline_wait(o, &s.n_left)) {
         fprintf(stderr, "\npaged run: the worker is not available\n");
         return EXIT_STATUS_WORKER;

@@ -61,10 +61,4 @@ PGD_MUST_USE core_refusal engine_generate(engine *e, generation **out, const gen
 /* The consumer is gone: no further on_chunk; the request ends within one step. */
 void engine_cancel(engine *e, generation *g);
 
-typedef void (*engine_tokenized_fn)(void *arg, pgd_err err, token_id *ids, int32_t n_ids);
-/* Tokenizes on the pool; fn is called on the io thread and takes ids (mem_free). text is a borrow
- * until then. */
-PGD_MUST_USE pgd_err engine_tokenize(engine *e, const char *text, size_t n_bytes, unsigned flags,
-                                     int32_t max_ids, engine_tokenized_fn fn, void *arg);
-
 #endif

@@ -1,4 +1,5 @@
-/* What is measured of requests on their way: histograms and counters, fed by the core thread's events.
+/* What is measured of requests on their way: histograms and counters, fed by the core thread's
+ * events.
  *
  * All times are of one monotonic clock in one process. With preemptions:
  *

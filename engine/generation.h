@@ -98,8 +98,8 @@ PGD_MUST_USE pgd_err generation_create(generation **out, const generation_opts *
                                        const tokenizer *tok, const token_id *eos_ids,
                                        int32_t n_eos_ids);
 void generation_destroy(generation *g);
-/* Applies a TOKEN or FINISHED event; takes its prompt_logprobs. True when it ended by a stop string just now: the caller
- * aborts the request. */
+/* Applies a TOKEN or FINISHED event; takes its prompt_logprobs. True when it ended by a stop string
+ * just now: the caller aborts the request. */
 bool generation_apply(generation *g, const core_event *event);
 
 #endif

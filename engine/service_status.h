@@ -1,9 +1,10 @@
 /* What the service manager is told of a daemon's life: progress while loading, readiness, a status
  * line while serving.
  *
- * `systemctl start` returns when service_status_ready was called. Loading extends the start limit as
- * long as there is progress, waiting for a worker that is started apart for as long as it takes, draining the stop limit by as long as it may take. Lines are sent when
- * they change, at most every few seconds while serving.
+ * `systemctl start` returns when service_status_ready was called. Loading extends the start limit
+ * as long as there is progress, waiting for a worker that is started apart for as long as it takes,
+ * draining the stop limit by as long as it may take. Lines are sent when they change, at most every
+ * few seconds while serving.
  * Thread:  io; zero-initialise
  */
 #ifndef ENGINE_SERVICE_STATUS_H

@@ -27,7 +27,8 @@ PGD_MUST_USE pgd_err supervisor_create(supervisor **out);
 void supervisor_destroy(supervisor *s);
 
 /* Starts path with argv (NULL-terminated, borrow for the call) and writes stdin_text to its stdin.
- * The child before must have been reaped. Errors: PGD_ENOENT (no program that can be started), PGD_EIO */
+ * The child before must have been reaped. Errors: PGD_ENOENT (no program that can be started),
+ * PGD_EIO */
 PGD_MUST_USE pgd_err supervisor_start(supervisor *s, const char *path, const char *const argv[],
                                       const char *stdin_text, pgd_why *why);
 /* Descriptors to poll for reading; at most SUPERVISOR_MAX_FDS. */

@@ -19,9 +19,9 @@ PGD_MUST_USE pgd_err sampler_create(sampler **out, int32_t max_seqs, int32_t max
 void sampler_destroy(sampler *s);
 void sampler_reset(sampler *s);
 
-/* Samples every logit row of the batch whose request has not failed: its token is appended to its row, and a result
- * is added. A row whose logits are not finite, or that has no token left to choose from, gets an
- * error result and is marked has_failed. */
+/* Samples every logit row of the batch whose request has not failed: its token is appended to its
+ * row, and a result is added. A row whose logits are not finite, or that has no token left to
+ * choose from, gets an error result and is marked has_failed. */
 PGD_MUST_USE pgd_err sampler_run(sampler *s, const float *logits, const input_batch *batch,
                                  request_rows *rows, const kernel_ops *ops, kernel_ctx *ctx);
 /* Adds a result without a token. */

@@ -101,8 +101,8 @@ bool scheduler_schedule(scheduler *s, scheduler_output *out, const uint64_t *onl
 /* Applies the result of the oldest step in flight. PGD_EPROTO and no change when it is of another
  * step or does not fit it: a request that is not in the step, or twice, or of another epoch; tokens
  * for a row that is still inside its prompt; none for one that is not and has no error; more tokens
- * than drafts + 1; prompt logprobs other than those of the rows that the step computed; logprobs outside the list. Tokens were checked against vocab_size by the
- * caller. */
+ * than drafts + 1; prompt logprobs other than those of the rows that the step computed; logprobs
+ * outside the list. Tokens were checked against vocab_size by the caller. */
 PGD_MUST_USE pgd_err scheduler_update(scheduler *s, const step_result *result);
 
 /* The worker is gone: every step in flight is forgotten, running requests go back to waiting in

@@ -3,8 +3,9 @@
  *
  * One link per incarnation, and one connection per link: a pair0 socket that outlives its worker
  * would hand the dead worker's queued frames to the next one, so a second connection is refused.
- * Dialing goes on in the background until the first one is made. Nothing here blocks. wake_fd (an eventfd) is written when a frame
- * comes after worker_link_recv had none, and when the worker's end goes away.
+ * Dialing goes on in the background until the first one is made. Nothing here blocks. wake_fd (an
+ * eventfd) is written when a frame comes after worker_link_recv had none, and when the worker's end
+ * goes away.
  * Owns:    the socket and the frame last received
  * Thread:  core; the NNG threads touch only wake_fd and two flags (atomic)
  */
@@ -41,9 +42,8 @@ const char *worker_link_get_url(const worker_link *l);
 /* PGD_EAGAIN: the queue to the worker is full, it has stalled; PGD_ECLOSED: it is gone. */
 PGD_MUST_USE pgd_err worker_link_send(worker_link *l, wire_type type, const wire_record *rec,
                                       const void *msg);
-/* PGD_EAGAIN: none waits. Frames of another epoch are dropped, but
- * for a challenge or error of epoch 0, whose sender does not know its own yet. PGD_EPROTO, PGD_EUNSUPPORTED: a bad
- * header. */
+/* PGD_EAGAIN: none waits. Frames of another epoch are dropped, but for a challenge or error of
+ * epoch 0, whose sender does not know its own yet. PGD_EPROTO, PGD_EUNSUPPORTED: a bad header. */
 PGD_MUST_USE pgd_err worker_link_recv(worker_link *l, worker_frame *out, pgd_why *why);
 /* Keeps the frame last received, in order, until worker_link_take_held. False when
  * WORKER_LINK_MAX_HELD are kept. */

@@ -3,9 +3,9 @@
  * step.
  *
  * Rows never mix outside attention, so that after the last attention only the rows whose logits are
- * wanted go on; a step without such rows ends there. They are the rows that sample, whose logits are
- * computed at once, and prompt rows to be scored, whose logits are computed in slices on demand. The residual stream x is summed into by the
- * two output projections of each layer.
+ * wanted go on; a step without such rows ends there. They are the rows that sample, whose logits
+ * are computed at once, and prompt rows to be scored, whose logits are computed in slices on
+ * demand. The residual stream x is summed into by the two output projections of each layer.
  *
  *   x [n, dim]  h [n, dim]  qkv [n, (n_heads + 2 n_kv_heads) head_dim]
  *   attn [n, n_heads head_dim]  gate_up [n, 2 ffn]
@@ -305,8 +305,8 @@ static pgd_err output_part(const pass *p, int32_t layer, const float *attn)
     return linear(p, p->d->x, &w->down, p->d->gate_up, ffn_stride, true);
 }
 
-/* Keeps the rows whose logits are wanted: x through h (gathering in place would overwrite what is still to
- * be read), attention into qkv, which is free by now. */
+/* Keeps the rows whose logits are wanted: x through h (gathering in place would overwrite what is
+ * still to be read), attention into qkv, which is free by now. */
 static pgd_err keep_logit_rows(pass *p, const float **attn)
 {
     int32_t attn_dim = p->cfg->n_heads * p->cfg->head_dim;
