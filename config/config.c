@@ -16,11 +16,7 @@
 #include "config/config_table.h"
 
 #define MAX_FILE_BYTES ((size_t)1 << 20)
-#define MAX_OPTIONS    128
 #define MAX_NAME       64
-
-static config_source
-    sources[MAX_OPTIONS]; /* of the one configuration of this process, for --dump */
 
 static int find_option(const char *name)
 {
@@ -203,15 +199,14 @@ static pgd_err set_option(config *cfg, int idx, const char *text, config_source 
         break;
     }
     }
-    sources[idx] = source;
+    cfg->sources[idx] = (uint8_t)source;
     return PGD_OK;
 }
 
 void config_init(config *cfg)
 {
     memset(cfg, 0, sizeof(*cfg));
-    static_assert(MAX_OPTIONS >= 64, "room for the table");
-    PGD_ASSERT(config_n_options <= MAX_OPTIONS);
+    PGD_ASSERT(config_n_options <= CONFIG_MAX_OPTIONS);
     for (size_t i = 0; i < config_n_options; i++) {
         pgd_why why;
         PGD_ASSERT(strlen(config_options[i].name) < MAX_NAME);
@@ -525,8 +520,8 @@ void config_dump(const config *cfg, FILE *out, bool with_sources)
         fputc('\n', out);
         print_wrapped(out, "# ", o->help);
         print_range(out, "# ", o);
-        if (with_sources && sources[i] != CONFIG_DEFAULT)
-            fprintf(out, "# from: %s\n", source_names[sources[i]]);
+        if (with_sources && cfg->sources[i] != CONFIG_DEFAULT)
+            fprintf(out, "# from: %s\n", source_names[cfg->sources[i]]);
         format_value(value, sizeof(value), cfg, o);
         fprintf(out, "%s =%s%s\n", o->name, value[0] != '\0' ? " " : "", value);
     }

@@ -13,7 +13,8 @@
 
 #include "common/err.h"
 
-#define CONFIG_PATH_BYTES 1024
+#define CONFIG_PATH_BYTES  1024
+#define CONFIG_MAX_OPTIONS 128
 
 typedef enum config_policy { CONFIG_POLICY_FCFS, CONFIG_POLICY_PRIORITY } config_policy;
 
@@ -74,9 +75,11 @@ typedef struct config {
     /* [log] */
     char log_level[16];
     bool access_log;
+
+    uint8_t sources[CONFIG_MAX_OPTIONS]; /* config_source of each option, as in the table */
 } config;
 
-/* Where a value came from, for messages and --dump. */
+/* Where a value came from, for config_dump. */
 typedef enum config_source { CONFIG_DEFAULT, CONFIG_FILE, CONFIG_ENV, CONFIG_FLAG } config_source;
 
 /* Fills the defaults. */
@@ -91,7 +94,7 @@ PGD_MUST_USE pgd_err config_load(config *cfg, int argc, char **argv, const char 
                                  char **rest, int *n_rest, pgd_why *why);
 
 /* The effective configuration as an annotated file; config_load of the output gives the same
- * struct. with_sources: notes where each value that is not the default came from. */
+ * values. with_sources: notes where each value that is not the default came from. */
 void config_dump(const config *cfg, FILE *out, bool with_sources);
 /* The options part of --help. */
 void config_help(FILE *out);

@@ -172,7 +172,7 @@ static void test_config_dump_round_trip(void **state)
     char *again[] = {(char *)"--config", path};
     if (load(&b, &why, 2, again) != PGD_OK)
         fail_msg("%s", why.text);
-    assert_memory_equal(&a, &b, sizeof(a));
+    assert_memory_equal(&a, &b, offsetof(config, sources));
     unlink(path);
 }
 
