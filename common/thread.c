@@ -61,7 +61,7 @@ void thread_join(pthread_t thread)
 
 typedef struct bounded_call {
     thread_fn fn;
-    void *arg;
+    _Alignas(max_align_t) uint8_t arg[THREAD_MAX_ARG_BYTES];
     pthread_mutex_t m;
     pthread_cond_t ended;
     bool is_ended; /* guarded by m, as is is_left */
@@ -104,23 +104,27 @@ static bool wait_call(bounded_call *c, int limit_s)
     return is_ended;
 }
 
-bool thread_run_bounded(const char *name, thread_fn fn, void *arg, int limit_s)
+bool thread_run_bounded(const char *name, thread_fn fn, const void *arg, size_t arg_bytes,
+                        int limit_s)
 {
     pthread_t thread;
     pthread_condattr_t attr;
+    bounded_call here = {.fn = fn};
+    PGD_ASSERT(arg_bytes <= sizeof(here.arg));
+    memcpy(here.arg, arg, arg_bytes);
     bounded_call *c = mem_alloc(sizeof(*c));
     if (c == NULL) {
-        fn(arg);
+        fn(here.arg);
         return true;
     }
-    *c = (bounded_call){.fn = fn, .arg = arg};
+    *c = here;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_mutex_init(&c->m, NULL);
     pthread_cond_init(&c->ended, &attr);
     pthread_condattr_destroy(&attr);
     if (thread_start(&thread, name, run_call, c) != PGD_OK) {
-        fn(arg);
+        fn(c->arg);
     } else if (wait_call(c, limit_s)) {
         thread_join(thread);
     } else {

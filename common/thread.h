@@ -22,9 +22,12 @@ typedef void (*thread_fn)(void *arg);
 /* name: at most 15 bytes. Signals are blocked in the new thread. */
 PGD_MUST_USE pgd_err thread_start(pthread_t *out, const char *name, thread_fn fn, void *arg);
 void thread_join(pthread_t thread);
-/* Calls fn in a thread of its own and waits for its end, at most limit_s. False: it still runs and
- * is left behind, arg with it. Without memory for a thread it is called here, without a limit. */
-bool thread_run_bounded(const char *name, thread_fn fn, void *arg, int limit_s);
+#define THREAD_MAX_ARG_BYTES 16
+/* Calls fn with a copy of arg (at most THREAD_MAX_ARG_BYTES) in a thread of its own and waits for
+ * its end, at most limit_s. False: it still runs and is left behind. Without memory for a thread it
+ * is called here, without a limit. */
+bool thread_run_bounded(const char *name, thread_fn fn, const void *arg, size_t arg_bytes,
+                        int limit_s);
 void thread_set_role(thread_role role);
 /* Aborts when the calling thread has another role; THREAD_ANY (never set) passes, for unit tests.
  */

@@ -174,18 +174,13 @@ pgd_err engine_link_adopt(engine_link *l, uint32_t worker_epoch, size_t max_recv
 static void close_socket(void *arg)
 {
     (void)nng_close(*(nng_socket *)arg);
-    mem_free(arg);
 }
 
 /* nng_close of NNG 1.5.2 now and then never returns when frames arrive at the same time: its reaper
  * waits for an operation that is never completed. Past the limit the socket is left behind. */
 static void close_bounded(nng_socket sock)
 {
-    nng_socket *arg = mem_alloc(sizeof *arg);
-    if (arg == NULL)
-        return;
-    *arg = sock;
-    if (!thread_run_bounded("link-close", close_socket, arg, CLOSE_WAIT_S))
+    if (!thread_run_bounded("link-close", close_socket, &sock, sizeof sock, CLOSE_WAIT_S))
         log_warn("link", "NNG did not close a socket within %d s; it is left behind", CLOSE_WAIT_S);
 }
 

@@ -22,14 +22,15 @@ static void sleep_ms(void *arg)
 static void test_thread_run_bounded(void **state)
 {
     (void)state;
-    static int times_ms[] = {0, 300, 2000};
+    int times_ms[] = {0, 300, 2000};
     uint64_t start_us = clock_now_us();
-    assert_true(thread_run_bounded("short", sleep_ms, &times_ms[0], 1));
-    assert_true(thread_run_bounded("short", sleep_ms, &times_ms[1], 1));
+    assert_true(thread_run_bounded("short", sleep_ms, &times_ms[0], sizeof(int), 1));
+    assert_true(thread_run_bounded("short", sleep_ms, &times_ms[1], sizeof(int), 1));
     assert_int_equal(atomic_load(&n_done_), 2);
     assert_in_range(clock_now_us() - start_us, 300000, 900000);
     start_us = clock_now_us();
-    assert_false(thread_run_bounded("long", sleep_ms, &times_ms[2], 1));
+    assert_false(thread_run_bounded("long", sleep_ms, &times_ms[2], sizeof(int), 1));
+    times_ms[2] = 100000; /* it has a copy */
     assert_in_range(clock_now_us() - start_us, 1000000, 1900000);
     assert_int_equal(atomic_load(&n_done_), 2);
     for (int i = 0; i < 500 && atomic_load(&n_done_) < 3; i++) /* it goes on by itself */
