@@ -26,6 +26,13 @@ IS_SANITIZED = "address" in BUILD.name or "thread" in BUILD.name
 SLOW = 10 if IS_SANITIZED else 1  # how much longer things may take
 
 
+def wait_until(condition, timeout=20):
+    end = time.monotonic() + timeout * SLOW
+    while not condition():
+        assert time.monotonic() < end, "it has not come about"
+        time.sleep(0.02)
+
+
 class Daemon:
     def __init__(self, tmp_path, *flags, model=TINY, env=None, wait=True):
         self.log_path = tmp_path / f"daemon-{time.monotonic_ns()}.log"
@@ -118,6 +125,16 @@ class Daemon:
         pids = [int(line.split()[0]) for line in out.stdout.splitlines() if name in line]
         assert len(pids) == 1, out.stdout
         return pids[0]
+
+    def kill_worker(self):
+        """Returns when the engine has noticed; before that /health may still be good."""
+        n = len(re.findall(r"; restart \d+ in ", self.log()))
+        os.kill(self.worker_pid(), signal.SIGKILL)
+        self.wait_log(f"; restart {n + 1} in ")
+
+    def wait_held(self, n, timeout=20):
+        """Until n requests run or wait."""
+        wait_until(lambda: sum(self.metrics()[f"paged_num_requests_{x}"] for x in ("running", "waiting")) == n, timeout)
 
     def idle(self, timeout=10):
         """Waits until nothing runs or waits and no block is held."""

@@ -129,7 +129,7 @@ def test_sigterm_drains(daemons):
     out = {}
     t = threading.Thread(target=collect, args=(d, [1, 2], out, 0), kwargs={"max_tokens": 60, "ignore_eos": True})
     t.start()
-    time.sleep(0.2)
+    d.wait_held(1)
     d.process.send_signal(signal.SIGTERM)
     t.join(30 * SLOW)
     assert len(out) == 1

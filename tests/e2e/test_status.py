@@ -81,7 +81,7 @@ def test_draining(daemons):
     stream = d.stream("hello", max_tokens=300, ignore_eos=True)
     next(stream)
     d.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3 * SLOW)
+    d.wait_log("draining requests=1")
     told = status("--url", d.url, expect=NOT_REACHED)  # a draining server takes no connections
     assert told["state"] == "unreachable"
     assert len(list(stream)) > 10
@@ -90,7 +90,7 @@ def test_draining(daemons):
 def test_killed_worker(daemons):
     d = daemons("--device", "sim")
     d.text("hello", max_tokens=2)
-    os.kill(d.worker_pid(), signal.SIGKILL)
+    d.kill_worker()
     d.wait_ready_again()
     s = status("--url", d.url)
     assert s["worker_restarts"] == 1 and s["workers"][0]["pid"] == d.worker_pid()
