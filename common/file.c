@@ -100,6 +100,16 @@ fail:
     return err;
 }
 
+size_t file_read_proc(char *out, size_t cap, const char *path)
+{
+    FILE *f = fopen(path, "re");
+    size_t n = f != NULL ? fread(out, 1, cap - 1, f) : 0;
+    if (f != NULL)
+        (void)fclose(f);
+    out[n] = '\0';
+    return n;
+}
+
 bool file_exists(const char *path)
 {
     return access(path, F_OK) == 0;

@@ -10,16 +10,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-static bool read_text(const char *path, char *out, size_t cap)
-{
-    FILE *f = fopen(path, "re");
-    if (f == NULL)
-        return false;
-    size_t n = fread(out, 1, cap - 1, f);
-    fclose(f);
-    out[n] = '\0';
-    return n > 0;
-}
+#include "common/file.h"
 
 /* Seconds since 1970; the kernel tells ticks since boot, as field 22. */
 static double read_start_s(void)
@@ -28,7 +19,7 @@ static double read_start_s(void)
     const char *at = NULL;
     unsigned long long ticks;
     struct timespec now, up;
-    if (read_text("/proc/self/stat", text, sizeof(text)))
+    if (file_read_proc(text, sizeof(text), "/proc/self/stat") > 0)
         at = strrchr(text, ')'); /* the name in parentheses may hold anything */
     for (int field = 2; at != NULL && field < 22; field++)
         at = strchr(at + 1, ' ');
@@ -63,7 +54,7 @@ void process_info_read(process_info *out)
     if (getrusage(RUSAGE_SELF, &usage) == 0)
         out->cpu_s = (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
                      (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
-    if (read_text("/proc/self/statm", text, sizeof(text)) &&
+    if (file_read_proc(text, sizeof(text), "/proc/self/statm") > 0 &&
         sscanf(text, "%llu %llu", &n_virtual, &n_resident) == 2) {
         double page = (double)sysconf(_SC_PAGESIZE);
         out->virtual_bytes = (double)n_virtual * page;

@@ -24,6 +24,8 @@
 
 #include <strings.h>
 
+#include "common/bytes.h"
+
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "model files are read in place");
 
 /* Types with is_weight == false are known by size only: they are listed, never computed with. */
@@ -160,13 +162,6 @@ static uint16_t load_u16(const uint8_t *p)
     return (uint16_t)(p[0] | p[1] << 8);
 }
 
-static uint32_t load_u32(const uint8_t *p)
-{
-    uint32_t v;
-    memcpy(&v, p, sizeof(v));
-    return v;
-}
-
 static float load_f16(const uint8_t *p)
 {
     return dtype_f16_to_f32(load_u16(p));
@@ -206,7 +201,7 @@ static int32_t high_bit(uint32_t high, int idx)
 static void dequantize_q5_0(float *out, const uint8_t *b)
 {
     float d = load_f16(b);
-    uint32_t high = load_u32(b + 2);
+    uint32_t high = bytes_load_u32(b + 2);
     for (int j = 0; j < 16; j++) {
         out[j] = d * (float)(((b[6 + j] & 0xf) | high_bit(high, j)) - 16);
         out[j + 16] = d * (float)(((b[6 + j] >> 4) | high_bit(high, j + 16)) - 16);
@@ -217,7 +212,7 @@ static void dequantize_q5_1(float *out, const uint8_t *b)
 {
     float d = load_f16(b);
     float m = load_f16(b + 2);
-    uint32_t high = load_u32(b + 4);
+    uint32_t high = bytes_load_u32(b + 4);
     for (int j = 0; j < 16; j++) {
         out[j] = scale_add(d, (b[8 + j] & 0xf) | high_bit(high, j), m);
         out[j + 16] = scale_add(d, (b[8 + j] >> 4) | high_bit(high, j + 16), m);

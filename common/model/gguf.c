@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/bytes.h"
 #include "common/file.h"
 #include "common/mem.h"
 
@@ -88,25 +89,11 @@ static pgd_err take(const uint8_t **out, cursor *c, uint64_t n_bytes, const char
     return PGD_OK;
 }
 
-static uint32_t load_u32(const uint8_t *p)
-{
-    uint32_t v;
-    memcpy(&v, p, sizeof(v));
-    return v;
-}
-
-static uint64_t load_u64(const uint8_t *p)
-{
-    uint64_t v;
-    memcpy(&v, p, sizeof(v));
-    return v;
-}
-
 static pgd_err take_u32(uint32_t *out, cursor *c, const char *what)
 {
     const uint8_t *p;
     PGD_TRY(take(&p, c, sizeof(*out), what));
-    *out = load_u32(p);
+    *out = bytes_load_u32(p);
     return PGD_OK;
 }
 
@@ -114,7 +101,7 @@ static pgd_err take_u64(uint64_t *out, cursor *c, const char *what)
 {
     const uint8_t *p;
     PGD_TRY(take(&p, c, sizeof(*out), what));
-    *out = load_u64(p);
+    *out = bytes_load_u64(p);
     return PGD_OK;
 }
 

@@ -5,21 +5,8 @@
  */
 #include <string.h>
 
+#include "common/bytes.h"
 #include "common/model/gguf.h"
-
-static uint32_t load_u32(const uint8_t *p)
-{
-    uint32_t v;
-    memcpy(&v, p, sizeof(v));
-    return v;
-}
-
-static uint64_t load_u64(const uint8_t *p)
-{
-    uint64_t v;
-    memcpy(&v, p, sizeof(v));
-    return v;
-}
 
 /* Integer at p, any width; false for other types and for unsigned values beyond int64_t. */
 static bool load_i64(int64_t *out, gguf_value_type type, const uint8_t *p)
@@ -39,19 +26,19 @@ static bool load_i64(int64_t *out, gguf_value_type type, const uint8_t *p)
         *out = (int16_t)(p[0] | p[1] << 8);
         return true;
     case GGUF_U32:
-        *out = load_u32(p);
+        *out = bytes_load_u32(p);
         return true;
     case GGUF_I32:
-        *out = (int32_t)load_u32(p);
+        *out = (int32_t)bytes_load_u32(p);
         return true;
     case GGUF_U64:
-        wide = load_u64(p);
+        wide = bytes_load_u64(p);
         if (wide > INT64_MAX)
             return false;
         *out = (int64_t)wide;
         return true;
     case GGUF_I64:
-        *out = (int64_t)load_u64(p);
+        *out = (int64_t)bytes_load_u64(p);
         return true;
     default:
         return false;
@@ -100,7 +87,7 @@ bool gguf_get_bool(const gguf_file *file, const char *key, bool *out)
 
 static void load_string(gguf_string *out, const uint8_t *p)
 {
-    out->n_bytes = (size_t)load_u64(p);
+    out->n_bytes = (size_t)bytes_load_u64(p);
     out->data = (const char *)p + 8;
 }
 

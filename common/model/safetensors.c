@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/bytes.h"
 #include "common/file.h"
 #include "common/json.h"
 #include "common/mem.h"
@@ -251,14 +252,13 @@ static pgd_err read_tensors(safetensors_file *f, const uint8_t *data, size_t dat
 
 static pgd_err read_header(safetensors_file *f, pgd_why *why)
 {
-    uint64_t header_bytes;
     if (f->map.n_bytes < LENGTH_BYTES)
         return pgd_fail(
             why, PGD_EFORMAT,
             "expected a safetensors file of at least %d bytes, got %zu; it was cut short, fetch "
             "it again",
             LENGTH_BYTES, f->map.n_bytes);
-    memcpy(&header_bytes, f->map.data, sizeof(header_bytes));
+    uint64_t header_bytes = bytes_load_u64(f->map.data);
     size_t left = f->map.n_bytes - LENGTH_BYTES;
     if (header_bytes > left || header_bytes > MAX_HEADER_BYTES)
         return pgd_fail(why, PGD_EFORMAT,

@@ -11,6 +11,8 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include "common/file.h"
+
 /* Parent and CPU time of one process. */
 static bool read_stat(pid_t pid, pid_t *parent, uint64_t *cpu_us)
 {
@@ -20,12 +22,8 @@ static bool read_stat(pid_t pid, pid_t *parent, uint64_t *cpu_us)
     unsigned long long user;
     unsigned long long system;
     snprintf(path, sizeof(path), "/proc/%ld/stat", (long)pid);
-    FILE *f = fopen(path, "re");
-    if (f == NULL)
+    if (file_read_proc(text, sizeof(text), path) == 0)
         return false;
-    size_t n = fread(text, 1, sizeof(text) - 1, f);
-    fclose(f);
-    text[n] = '\0';
     /* The name, in parentheses, may hold anything. */
     const char *behind = strrchr(text, ')');
     if (behind == NULL ||

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/bytes.h"
 #include "common/clock.h"
 #include "common/mem.h"
 #include "engine/http/http_api.h"
@@ -75,21 +76,13 @@ void api_models_handle(http_api *api, http_conn *conn, const http_request *req)
     strbuf_deinit(&b);
 }
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c = (char)(c | 0x20);
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* Undoes percent-encoding; what is no escape stays. Cut at cap - 1 bytes. */
 static void decode_percent(char *out, size_t cap, const char *in)
 {
     size_t n = 0;
     while (*in != '\0' && n + 1 < cap) {
-        int high = in[0] == '%' ? hex_digit(in[1]) : -1;
-        int low = high >= 0 ? hex_digit(in[2]) : -1;
+        int high = in[0] == '%' ? bytes_hex_digit(in[1]) : -1;
+        int low = high >= 0 ? bytes_hex_digit(in[2]) : -1;
         out[n++] = low >= 0 ? (char)(high << 4 | low) : *in;
         in += low >= 0 ? 3 : 1;
     }

@@ -8,6 +8,7 @@
 
 #include <string.h>
 
+#include "common/bytes.h"
 #include "common/mem.h"
 #include "engine/text/byte_alphabet.h"
 #include "engine/text/tokenizer_internal.h"
@@ -69,22 +70,13 @@ pgd_err tokenizer_reserve(tokenizer *t, int32_t n_tokens, size_t n_bytes, pgd_wh
     return vocab_reserve(&t->pieces, n_tokens, n_bytes);
 }
 
-static int32_t hex_digit(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    if (c >= 'A' && c <= 'F')
-        return c - 'A' + 10;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* The byte that "<0x41>" stands for, or -1. */
 static int32_t fallback_byte(const char *text, size_t n_bytes)
 {
     if (n_bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>')
         return -1;
-    int32_t high = hex_digit(text[3]);
-    int32_t low = hex_digit(text[4]);
+    int32_t high = bytes_hex_digit(text[3]);
+    int32_t low = bytes_hex_digit(text[4]);
     return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
