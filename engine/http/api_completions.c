@@ -457,14 +457,15 @@ static void begin(completion *c)
     core_stats stats;
     engine_get_stats(e, &stats);
     if (!check_lengths(c, &stats) ||
-        !check_answer_size(c, c->params.max_tokens < 0 ? 16 : c->params.max_tokens))
+        !check_answer_size(c,
+                           c->params.max_tokens < 0 ? COMPLETION_MAX_TOKENS : c->params.max_tokens))
         return;
     for (int32_t i = 0; i < c->n_choices; i++) {
         choice *ch = &c->choices[i];
         const completion_prompt *prompt = &c->params.prompts[ch->prompt_idx];
         int32_t max_tokens = c->params.max_tokens;
         if (max_tokens < 0) /* the API's default, or what the context leaves */
-            max_tokens = PGD_MIN(16, stats.max_model_len - prompt->n_ids);
+            max_tokens = PGD_MIN(COMPLETION_MAX_TOKENS, stats.max_model_len - prompt->n_ids);
         max_tokens = PGD_MAX(max_tokens, 1); /* 0: a step is run all the same, for the prompt */
         generation_opts opts = {
             .prompt = prompt->ids,

@@ -60,7 +60,7 @@ static bool read_number(parse_ctx *c, const char *name, const cJSON *item, doubl
     if (!cJSON_IsNumber(item))
         FAIL(c, name, "%s: expected a number", name);
     if (!(item->valuedouble >= min && item->valuedouble <= max))
-        FAIL(c, name, "%s: expected %g to %g, got %g", name, min, max, item->valuedouble);
+        FAIL(c, name, "%s: expected %.15g to %.15g, got %.15g", name, min, max, item->valuedouble);
     *out = item->valuedouble;
     return true;
 }
@@ -72,7 +72,7 @@ static bool read_int(parse_ctx *c, const char *name, const cJSON *item, int64_t 
     if (!cJSON_IsNumber(item))
         FAIL(c, name, "%s: expected an integer", name);
     if (item->valuedouble != floor(item->valuedouble))
-        FAIL(c, name, "%s: expected an integer, got %g", name, item->valuedouble);
+        FAIL(c, name, "%s: expected an integer, got %.15g", name, item->valuedouble);
     if (!read_number(c, name, item, &v, min, max))
         return false;
     *out = v >= 9223372036854775808.0 ? INT64_MAX : (int64_t)v;
@@ -102,7 +102,7 @@ static bool read_token_id(parse_ctx *c, const char *name, const cJSON *item, tok
     if (!(v == floor(v)))
         FAIL(c, name, "%s: expected token ids (integers)", name);
     if (v < 0 || v >= c->vocab_size)
-        FAIL(c, name, "%s: token id %.0f is outside the vocabulary (0 to %d)", name, v,
+        FAIL(c, name, "%s: token id %.15g is outside the vocabulary (0 to %d)", name, v,
              c->vocab_size - 1);
     *out = (token_id)v;
     return true;
@@ -467,7 +467,7 @@ static bool read_field(parse_ctx *c, const field_row *row, const cJSON *item)
         if (!read_number(c, row->name, item, &d, row->min, max))
             return false;
         if (row->kind == FIELD_ABOVE && !(d > row->min))
-            FAIL(c, row->name, "%s: expected more than %g and at most %g, got %g", row->name,
+            FAIL(c, row->name, "%s: expected more than %g and at most %g, got %.15g", row->name,
                  row->min, max, d);
         /* A double above 0 must not round to 0, nor to a number that the wire refuses. */
         *(float *)at = d > 0 ? PGD_MAX((float)d, SAMPLING_TINY) : (float)d;
@@ -540,9 +540,17 @@ static bool relate_fields(parse_ctx *c)
         FAIL(c, "best_of",
              "best_of: the best of several answers is known at their end; expected "
              "stream = false or best_of = 1");
-    if (p->max_tokens >= 0 && p->sampling.min_tokens > p->max_tokens)
-        FAIL(c, "min_tokens", "min_tokens: expected at most max_tokens (%d), got %d", p->max_tokens,
+    int32_t max_tokens = p->max_tokens >= 0 ? p->max_tokens : COMPLETION_MAX_TOKENS;
+    if (p->sampling.min_tokens > max_tokens)
+        FAIL(c, "min_tokens", "min_tokens: expected at most max_tokens (%d), got %d", max_tokens,
              p->sampling.min_tokens);
+    /* They are queued together or not at all: 429 would have the client try for ever. */
+    int32_t n_choices = p->n_prompts * p->best_of;
+    if (n_choices > c->cfg->max_queued_requests)
+        FAIL(c, p->best_of == 1 ? "prompt" : "n",
+             "%d prompts of %d choices: expected at most %lld in one request "
+             "(max_queued_requests), got %d",
+             p->n_prompts, p->best_of, (long long)c->cfg->max_queued_requests, n_choices);
     p->wants_logprobs = p->sampling.n_logprobs >= 0;
     if (p->echo && p->wants_logprobs)
         p->sampling.n_prompt_logprobs_per_token = p->sampling.n_logprobs + 1;

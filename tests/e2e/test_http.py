@@ -511,6 +511,10 @@ def test_queue_full_is_429(daemons):
     refused = next(r for r in results if r[0] == 429)
     assert refused[1]["Retry-After"] and error_of(refused[2])
     d.idle()
+    # What no empty queue could take is no matter of time.
+    for body, field in (({"n": 5, "temperature": 1}, "n"), ({"prompt": [[1]] * 5}, "prompt")):
+        status, _, answer = d.request("POST", "/v1/completions", {"prompt": [1], "max_tokens": 1, **body})
+        assert status == 400 and answer["error"]["param"] == field and "max_queued_requests" in answer["error"]["message"]
 
 
 def test_busy_port_fails_fast(tiny, daemons):

@@ -219,6 +219,13 @@ static void test_completion_params_bounds(void **state)
         assert_true(over == 0 || (f.status == 400 && strstr(f.message, "values") != NULL));
         completion_params_deinit(&p);
     }
+    expect_fault("{\"prompt\":\"a\",\"min_tokens\":17}", "min_tokens"); /* max_tokens is 16 */
+    expect_fault("{\"prompt\":[\"a\",\"b\",\"c\",\"d\",\"e\"],\"n\":103}", "n"); /* over 512 */
+    strbuf_reset(&b);
+    strbuf_append_str(&b, "{\"prompt\":\"a\",\"max_tokens\":2147483648}");
+    assert_false(parse(&p, &f, b.data, b.n_bytes));
+    assert_string_equal(f.message, "max_tokens: expected 0 to 2147483647, got 2147483648");
+    completion_params_deinit(&p);
     strbuf_deinit(&b);
 }
 
