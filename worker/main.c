@@ -164,7 +164,9 @@ static pgd_err meet_parent(engine_link **link, uint8_t proof[CONTROL_PROOF_BYTES
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != (pid_t)engine_pid)
         return pgd_fail(why, PGD_ECLOSED, "the engine (pid %ld) is gone", engine_pid);
     PGD_TRY(engine_link_dial(link, args->connect_url, HANDSHAKE_MAX_RECV_BYTES, why));
-    return handshake_run(proof, *link, &key, SPAWN_ANSWER_MS, why);
+    pgd_err err = handshake_run(proof, *link, &key, SPAWN_ANSWER_MS, why);
+    explicit_bzero(&key, sizeof key);
+    return err;
 }
 
 /* --- started by an operator ------------------------------------------------------------------- */

@@ -102,6 +102,7 @@ static void destroy(worker_host *h)
 {
     worker_spawn *s = (worker_spawn *)h;
     supervisor_destroy(s->sup);
+    explicit_bzero(&h->key, sizeof h->key);
     mem_free(s);
 }
 

@@ -13,13 +13,10 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "engine/http/completion_intake.h"
+#include "engine/http/completion_limits.h"
 #include "engine/http/completion_render.h"
 #include "engine/http/http_api.h"
 #include "engine/http/http_errors.h"
-
-#define MAX_WHOLE_ANSWER_BYTES (512 << 20)
-#define MAX_TOKEN_BYTES        32 /* of a token's text and id in the answer, in the mean */
-#define MAX_LOGPROB_BYTES      48 /* of one logprob with its token */
 
 static const char queue_full_text[] =
     "too many requests are waiting (max_queued_requests); try again after the time in Retry-After";
@@ -363,81 +360,6 @@ static void on_chunk(void *arg, generation *g)
 
 /* --- start ------------------------------------------------------------------------------------ */
 
-static bool check_lengths(completion *c, const core_stats *stats)
-{
-    char message[320];
-    int32_t max_model_len = stats->max_model_len;
-    int64_t n_pool = stats->n_kv_blocks * engine_get_config(c->api->engine)->block_size;
-    for (int32_t i = 0; i < c->params.n_prompts; i++) {
-        int64_t n = c->params.prompts[i].n_ids;
-        int64_t wanted = c->params.max_tokens;
-        if (n == 0) {
-            respond_error(c, 400, "prompt", NULL,
-                          "prompt: expected at least one token, got an empty prompt");
-            return false;
-        }
-        if (n + PGD_MAX(wanted, 1) > max_model_len) {
-            snprintf(message, sizeof(message),
-                     "This model's maximum context length is %d tokens. You requested %" PRId64
-                     " tokens in the prompt and %" PRId64
-                     " for the completion; shorten the prompt or lower max_tokens.",
-                     max_model_len, n, PGD_MAX(wanted, 1));
-            respond_error(c, 400, wanted > 1 && n < max_model_len ? "max_tokens" : "prompt",
-                          "context_length_exceeded", message);
-            return false;
-        }
-        /* The last token is returned, never computed. The pool is known once a worker was ready. */
-        if (stats->n_kv_blocks > 0 && n + PGD_MAX(wanted, 1) - 1 > n_pool) {
-            snprintf(message, sizeof(message),
-                     "the KV cache of this server holds %" PRId64 " tokens; you requested %" PRId64
-                     " tokens in the prompt and %" PRId64
-                     " for the completion; shorten the prompt or lower max_tokens.",
-                     n_pool, n, PGD_MAX(wanted, 1));
-            respond_error(c, 400, wanted > 1 && n <= n_pool ? "max_tokens" : "prompt",
-                          "context_length_exceeded", message);
-            return false;
-        }
-    }
-    return true;
-}
-
-/* An answer that is not streamed is held whole, and so are the echoed prompts of a stream, which may
- * all come at once: what they may come to must have a limit. */
-static bool check_answer_size(completion *c, int32_t max_tokens)
-{
-    char message[320];
-    const completion_params *p = &c->params;
-    int64_t token_bytes = MAX_TOKEN_BYTES;
-    if (p->wants_logprobs)
-        token_bytes += MAX_LOGPROB_BYTES * (2 + (int64_t)p->sampling.n_logprobs);
-    int64_t n_tokens = p->stream ? 0 : (int64_t)max_tokens * c->n_choices;
-    for (int32_t i = 0; p->echo && i < p->n_prompts; i++)
-        n_tokens += (int64_t)p->best_of * p->prompts[i].n_ids;
-    int64_t total_bytes = token_bytes * n_tokens;
-    int64_t max_bytes = p->stream ? engine_get_config(c->api->engine)->max_output_buffer_bytes
-                                  : MAX_WHOLE_ANSWER_BYTES;
-    if (total_bytes <= max_bytes)
-        return true;
-    if (p->stream)
-        snprintf(message, sizeof(message),
-                 "echo: the echoed prompts may come to %" PRId64 " kB, more than the %" PRId64
-                 " kB that are held for a stream (max_output_buffer_bytes): ask for less, or set "
-                 "stream = false",
-                 total_bytes >> 10, max_bytes >> 10);
-    else
-        snprintf(message, sizeof(message),
-                 "the answer may come to %" PRId64
-                 " MB (max_tokens, n or best_of, prompts, echo and logprobs multiplied); at most "
-                 "%" PRId64 " MB are held: ask for less, or set stream = true",
-                 total_bytes >> 20, max_bytes >> 20);
-    respond_error(c, 400,
-                  p->stream                                         ? "echo"
-                  : p->wants_logprobs && p->sampling.n_logprobs > 0 ? "logprobs"
-                                                                    : "max_tokens",
-                  NULL, message);
-    return false;
-}
-
 static void respond_refusal(completion *c, core_refusal refusal)
 {
     if (refusal == CORE_REFUSAL_QUEUE_FULL) {
@@ -455,17 +377,18 @@ static void begin(completion *c)
 {
     engine *e = c->api->engine;
     core_stats stats;
+    completion_fault fault;
     engine_get_stats(e, &stats);
-    if (!check_lengths(c, &stats) ||
-        !check_answer_size(c,
-                           c->params.max_tokens < 0 ? COMPLETION_MAX_TOKENS : c->params.max_tokens))
+    if (!completion_limits_check(&fault, &c->params, &stats, engine_get_config(e))) {
+        respond_error(c, fault.status, fault.param, fault.code, fault.message);
         return;
+    }
     for (int32_t i = 0; i < c->n_choices; i++) {
         choice *ch = &c->choices[i];
         const completion_prompt *prompt = &c->params.prompts[ch->prompt_idx];
         int32_t max_tokens = c->params.max_tokens;
         if (max_tokens < 0) /* the API's default, or what the context leaves */
-            max_tokens = PGD_MIN(COMPLETION_MAX_TOKENS, stats.max_model_len - prompt->n_ids);
+            max_tokens = PGD_MIN(COMPLETION_DEFAULT_TOKENS, stats.max_model_len - prompt->n_ids);
         max_tokens = PGD_MAX(max_tokens, 1); /* 0: a step is run all the same, for the prompt */
         generation_opts opts = {
             .prompt = prompt->ids,

@@ -252,6 +252,7 @@ static void put_value(const expansion *x, const char *name, size_t n)
         const char *name;
         int64_t value;
     } constants[] = {
+        {"default_tokens", COMPLETION_DEFAULT_TOKENS},
         {"max_prompts", COMPLETION_MAX_PROMPTS},
         {"max_values", COMPLETION_MAX_VALUES},
         {"max_ids", COMPLETION_MAX_VALUES - 3},

@@ -363,7 +363,8 @@ static const field_row fields[] = {
             "'maxItems':@max_prompts}]"),
      "One prompt or several, as text or as token ids."},
     {"max_tokens", INT(max_tokens, 0, 2147483647.0),
-     "Most output tokens; 16 when left out, 0 only with echo. Prompt and output together must fit "
+     "Most output tokens; @default_tokens when left out, 0 only with echo. Prompt and output "
+     "together must fit "
      "the context."},
     {"min_tokens", INT(sampling.min_tokens, 0, 2147483647.0),
      "Neither end of text nor stop tokens before so many output tokens; at most max_tokens."},
@@ -540,7 +541,7 @@ static bool relate_fields(parse_ctx *c)
         FAIL(c, "best_of",
              "best_of: the best of several answers is known at their end; expected "
              "stream = false or best_of = 1");
-    int32_t max_tokens = p->max_tokens >= 0 ? p->max_tokens : COMPLETION_MAX_TOKENS;
+    int32_t max_tokens = p->max_tokens >= 0 ? p->max_tokens : COMPLETION_DEFAULT_TOKENS;
     if (p->sampling.min_tokens > max_tokens)
         FAIL(c, "min_tokens", "min_tokens: expected at most max_tokens (%d), got %d", max_tokens,
              p->sampling.min_tokens);

@@ -16,8 +16,8 @@
 
 #define COMPLETION_MAX_PROMPTS    256
 #define COMPLETION_MAX_N          128
+#define COMPLETION_DEFAULT_TOKENS 16 /* max_tokens when left out */
 #define COMPLETION_MAX_BEST_OF    20
-#define COMPLETION_MAX_TOKENS     16     /* when the request does not say */
 #define COMPLETION_MAX_VALUES     524288 /* in the JSON, token ids of prompts included */
 #define COMPLETION_MAX_FIELDS     256    /* at the top level, known or not */
 #define COMPLETION_MAX_STOP_BYTES 4096   /* all stop strings together */

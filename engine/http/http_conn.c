@@ -5,6 +5,8 @@
  * goes on meanwhile, because only a read tells that the client has left. Everything a request needs
  * lives in buffers that the next request reuses.
  *
+ * One file although long: each part of it moves the phase, or waits for another to do so.
+ *
  * Rejected: one uv_timer per connection (a sweep once a second over the list costs less and has the
  * same precision that users can tell). */
 #include "engine/http/http_conn.h"
@@ -438,6 +440,7 @@ static void process_input(http_conn *c, const char *data, size_t n_bytes)
         llhttp_resume(&c->parser);
         size_t used = (size_t)(end - data);
         strbuf_append(&c->pending, data + used, n_bytes - used);
+        c->keep_alive = c->keep_alive && !c->pending.failed;
         dispatch(c);
         return;
     }
