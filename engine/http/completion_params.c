@@ -102,7 +102,7 @@ static bool read_token_id(parse_ctx *c, const char *name, const cJSON *item, tok
     if (!(v == floor(v)))
         FAIL(c, name, "%s: expected token ids (integers)", name);
     if (v < 0 || v >= c->vocab_size)
-        FAIL(c, name, "%s: token id %.15g is outside the vocabulary (0 to %d)", name, v,
+        FAIL(c, name, "%s: token id %.20g is outside the vocabulary (0 to %d)", name, v,
              c->vocab_size - 1);
     *out = (token_id)v;
     return true;
