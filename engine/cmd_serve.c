@@ -24,6 +24,8 @@
 #include "engine/service_status.h"
 
 #define TICK_MS      500
+#define LAST_TICK_MS 10
+#define LAST_US      1000000 /* for the last answers to go out, once the engine has stopped */
 #define MAX_WORDS    200
 #define RESERVED_FDS 128 /* worker, its pipes and sockets, files, refused connections */
 
@@ -40,7 +42,8 @@ typedef struct daemon_state {
     int exit_status;
     bool stopping; /* draining, or on the way out */
     bool closing;
-    int argc; /* for reading the configuration again */
+    uint64_t close_by_us; /* while closing: when clients lose what they have not taken */
+    int argc;             /* for reading the configuration again */
     char **argv;
 } daemon_state;
 
@@ -59,22 +62,29 @@ static void on_server_closed(void *arg)
     close_handle((uv_handle_t *)&d->tick);
 }
 
+static void on_last_tick(uv_timer_t *timer)
+{
+    daemon_state *d = timer->data;
+    bool is_late = clock_now_us() >= d->close_by_us;
+    if (http_api_n_pool_jobs(&d->api) > 0 ||
+        (!is_late && http_server_is_answering(d->api.server)))
+        return;
+    uv_timer_stop(timer);
+    http_server_close(d->api.server, on_server_closed, d);
+}
+
+/* Ends whatever still runs. Clients get their answer or error before the connections close; those of
+ * jobs on the pool in any case (the loop cannot end before them), others while there is time. */
 static void close_everything(daemon_state *d)
 {
     if (d->closing)
         return;
     d->closing = true;
-    engine_stop(d->api.engine); /* ends whatever still runs: clients get their answer or error
-                                   queued before the close */
-    http_server_close(d->api.server, on_server_closed, d);
-}
-
-/* The core loop has ended. Who is still on the pool is answered first (with a refusal, by now): the
- * tick looks again. */
-static void close_when_answered(daemon_state *d)
-{
-    if (http_api_n_pool_jobs(&d->api) == 0)
-        close_everything(d);
+    d->api.draining = true;
+    http_server_drain(d->api.server);
+    engine_stop(d->api.engine);
+    d->close_by_us = PGD_MAX(d->close_by_us, clock_now_us() + LAST_US);
+    uv_timer_start(&d->tick, on_last_tick, 0, LAST_TICK_MS);
 }
 
 static void begin_drain(daemon_state *d)
@@ -83,6 +93,7 @@ static void begin_drain(daemon_state *d)
         return;
     d->stopping = true;
     d->api.draining = true;
+    d->close_by_us = clock_now_us() + (uint64_t)d->cfg.shutdown_timeout_s * 1000000u;
     service_status_stopping(&d->service, (uint64_t)d->cfg.shutdown_timeout_s);
     log_info("serve", "draining requests=%d limit_s=%lld; a second signal ends at once",
              engine_n_generations(d->api.engine), (long long)d->cfg.shutdown_timeout_s);
@@ -127,6 +138,7 @@ static void on_signal(uv_signal_t *handle, int signum)
     daemon_state *d = handle->data;
     if (d->stopping) {
         log_warn("serve", "second signal (%d): ending now", signum);
+        d->close_by_us = 0;
         close_everything(d);
     } else {
         begin_drain(d);
@@ -166,10 +178,10 @@ static void on_state(void *arg, core_state state)
         log_error("serve", "giving up: %s", s.why);
         d->exit_status = command_failed_status(&s);
         d->stopping = true;
-        close_when_answered(d);
+        close_everything(d);
         break;
     case CORE_STOPPED:
-        close_when_answered(d);
+        close_everything(d);
         break;
     default:
         break;
@@ -186,8 +198,6 @@ static void on_tick(uv_timer_t *timer)
         service_status_loading(&d->service, &s);
     } else if (s.state == CORE_READY && d->service.is_ready) {
         service_status_serving(&d->service, &s, clock_now_us());
-    } else if (s.state == CORE_FAILED || s.state == CORE_STOPPED) {
-        close_when_answered(d);
     }
 }
 

@@ -23,7 +23,7 @@
 #include "engine/sd_notify.h"
 
 /* In one turn of the loop: */
-#define MAX_TURN_VALUES 4096 /* tokens and logprobs applied */
+#define MAX_TURN_VALUES 4096 /* tokens and logprobs applied, and as many delivered */
 #define MAX_TURN_CHUNKS 256  /* delivered */
 
 struct engine {
@@ -70,7 +70,7 @@ static generation_finish counted_finish(const generation *g, const core_event *e
 
 static void mark_dirty(engine *e, generation *g)
 {
-    if (!g->is_dirty) {
+    if (!g->is_dirty && !g->is_held) {
         g->is_dirty = true;
         list_append(&e->dirty, &g->dirty_node);
     }
@@ -122,9 +122,10 @@ static void apply_event(engine *e, const core_event *event)
     }
 }
 
-static void deliver(engine *e, int max_chunks)
+static void deliver(engine *e, int max_chunks, int max_values)
 {
-    for (int n = 0; n < max_chunks && !list_is_empty(&e->dirty); n++) {
+    int n_values = 0;
+    for (int n = 0; n < max_chunks && n_values < max_values && !list_is_empty(&e->dirty); n++) {
         list_node *node = e->dirty.next;
         generation *g = LIST_ENTRY(node, generation, dirty_node);
         list_remove(node);
@@ -138,6 +139,10 @@ static void deliver(engine *e, int max_chunks)
         if (ended || g->text.n_bytes > 0 || g->n_tokens > 0)
             g->on_chunk(g->arg, g);
         g->is_delivering = false;
+        if (g->is_held)
+            continue;
+        if (g->n_tokens > 0)
+            n_values += g->n_tokens * (1 + g->tokens[0].n_logprobs);
         strbuf_reset(&g->text);
         g->n_tokens = 0;
         if (ended && !hash_map_get(e->generations, g->id, NULL))
@@ -154,7 +159,7 @@ static void on_wake(uv_async_t *async)
         apply_event(e, &event);
         n_values += 1 + event.n_logprobs;
     }
-    deliver(e, MAX_TURN_CHUNKS);
+    deliver(e, MAX_TURN_CHUNKS, MAX_TURN_VALUES);
     bool is_done = n_values < MAX_TURN_VALUES && list_is_empty(&e->dirty);
     if (!is_done && e->wake_open && !uv_is_closing((uv_handle_t *)&e->wake))
         uv_async_send(&e->wake);
@@ -322,7 +327,7 @@ void engine_stop(engine *e)
     while (core_loop_poll(e->core, &event))
         apply_event(e, &event);
     tell_cache_reset(e, false);
-    deliver(e, INT_MAX);
+    deliver(e, INT_MAX, INT_MAX);
     if (e->wake_open && !uv_is_closing((uv_handle_t *)&e->wake))
         uv_close((uv_handle_t *)&e->wake, on_wake_closed);
 }
@@ -489,4 +494,20 @@ void engine_cancel(engine *e, generation *g)
         core_loop_abort(e->core, g->id); /* freed with its FINISHED event */
     else if (!g->is_delivering)
         generation_destroy(g);
+}
+
+void engine_hold(generation *g)
+{
+    PGD_ASSERT(g->is_delivering);
+    g->is_held = true;
+}
+
+void engine_resume(engine *e, generation *g)
+{
+    g->is_held = false;
+    mark_dirty(e, g);
+    if (e->wake_open && !uv_is_closing((uv_handle_t *)&e->wake))
+        uv_async_send(&e->wake);
+    else
+        deliver(e, INT_MAX, INT_MAX);
 }

@@ -60,5 +60,10 @@ PGD_MUST_USE pgd_err engine_hash_prompt(block_hash **out, const engine *e, const
 PGD_MUST_USE core_refusal engine_generate(engine *e, generation **out, const generation_opts *opts);
 /* The consumer is gone: no further on_chunk; the request ends within one step. */
 void engine_cancel(engine *e, generation *g);
+/* In on_chunk: the consumer is not ready. What g has stays with it and gathers, until engine_resume
+ * has it delivered, from inside this call only when the engine has stopped. It may be cancelled
+ * meanwhile. */
+void engine_hold(generation *g);
+void engine_resume(engine *e, generation *g);
 
 #endif

@@ -61,7 +61,7 @@ struct generation {
     int32_t n_tokens;
     token_logprob
         *prompt_logprobs;    /* [n_prompt_tokens, n_prompt_logprobs_per_token], there with the
-                                       first token if asked for, token 0 unused */
+                                       first token if asked for, token 0 unused; may be taken */
     int32_t n_output_tokens; /* in all, the stopping token included */
     int32_t n_prompt_tokens;
     int32_t n_cached_tokens;
@@ -89,6 +89,7 @@ struct generation {
     bool is_cancelled;  /* the consumer is gone, or it ended by a stop string: later events are
                            dropped */
     bool is_delivering; /* inside on_chunk */
+    bool is_held;       /* by engine_hold */
     bool is_dirty;      /* linked in the engine's list of generations to flush */
     list_node dirty_node;
 };

@@ -3,7 +3,11 @@
  *
  * A completion owns everything of its request. It ends in exactly one of three ways: the answer is
  * out, the client left (every generation is cancelled), or a refusal was sent. The last of
- * what refers to it (connection, intake, live generations) frees it. */
+ * what refers to it (connection, jobs on the pool, live generations) frees it.
+ *
+ * A token is rendered when it comes. What grows with the request is done on the pool: taking it in,
+ * rendering a prompt (its generation is held meanwhile), putting a whole answer together, and
+ * freeing one that nobody wants any more. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,6 +21,7 @@
 #include "engine/http/completion_render.h"
 #include "engine/http/http_api.h"
 #include "engine/http/http_errors.h"
+#include "engine/http/pool_free.h"
 
 static const char queue_full_text[] =
     "too many requests are waiting (max_queued_requests); try again after the time in Retry-After";
@@ -29,8 +34,10 @@ typedef struct choice {
     int32_t idx;
     int32_t prompt_idx;
     completion_render render;
-    bool has_begun; /* its prompt is rendered */
-    double logprob; /* of all tokens, for best_of */
+    bool has_begun; /* its prompt is rendered, or on the way */
+    uv_work_t prompt_work;
+    token_logprob *prompt_logprobs; /* for prompt_work */
+    double logprob;                 /* of all tokens, for best_of */
     int32_t n_output_tokens;
     int32_t n_cached_tokens;
 } choice;
@@ -44,7 +51,7 @@ struct completion {
     int32_t n_begun;
     int32_t n_ended;
     int32_t n_live; /* generations */
-    int32_t n_pins; /* functions that go on using it */
+    int32_t n_pins; /* functions and jobs on the pool that go on using it */
     uint64_t arrival_us;
     int64_t created_s;
     char id[HTTP_HEAD_ID_BYTES + 8];
@@ -54,12 +61,13 @@ struct completion {
     bool streaming;
     bool answered;
     completion_intake intake;
+    uv_work_t answer_work;
+    strbuf answer; /* whole, made by answer_work */
+    uv_work_t free_work;
 };
 
-static void free_if_unused(completion *c)
+static void free_completion(completion *c)
 {
-    if (c->conn != NULL || c->is_being_taken_in || c->n_live > 0 || c->n_pins > 0)
-        return;
     for (int32_t i = 0; i < c->n_choices; i++)
         completion_render_deinit(&c->choices[i].render);
     for (int32_t i = 0; i < c->params.n_prompts; i++) {
@@ -70,8 +78,48 @@ static void free_if_unused(completion *c)
     mem_free(c->choices);
     strbuf_deinit(&c->chunk_head);
     strbuf_deinit(&c->chunk);
+    strbuf_deinit(&c->answer);
     completion_params_deinit(&c->params);
-    mem_free(c);
+}
+
+static void free_on_pool(uv_work_t *work)
+{
+    free_completion(LIST_ENTRY(work, completion, free_work));
+}
+
+static void after_free(uv_work_t *work, int status)
+{
+    (void)status;
+    mem_free(LIST_ENTRY(work, completion, free_work));
+}
+
+static void start_work(completion *c, uv_work_t *work, uv_work_cb fn, uv_after_work_cb after)
+{
+    int rc = uv_queue_work(engine_get_loop(c->api->engine), work, fn, after);
+    PGD_ASSERT(rc == 0);
+}
+
+static bool holds_much(const completion *c)
+{
+    size_t n_bytes = c->answer.cap_bytes;
+    for (int32_t i = 0; i < c->n_choices; i++)
+        n_bytes += completion_render_held_bytes(&c->choices[i].render);
+    for (int32_t i = 0; i < c->params.n_prompts; i++)
+        n_bytes += (size_t)c->params.prompts[i].n_ids * sizeof(token_id) +
+                   c->params.prompts[i].n_text_bytes;
+    return n_bytes >= POOL_FREE_MIN_BYTES;
+}
+
+static void free_if_unused(completion *c)
+{
+    if (c->conn != NULL || c->is_being_taken_in || c->n_live > 0 || c->n_pins > 0)
+        return;
+    if (holds_much(c)) {
+        start_work(c, &c->free_work, free_on_pool, after_free);
+    } else {
+        free_completion(c);
+        mem_free(c);
+    }
 }
 
 static void unpin(completion *c)
@@ -206,7 +254,8 @@ static double mean_logprob(const choice *ch)
     return ch->n_output_tokens > 0 ? ch->logprob / ch->n_output_tokens : 0;
 }
 
-/* The n best of a prompt's choices, best first; ties: the earlier one. */
+/* The n best of a prompt's choices, best first; ties: the earlier one. Each is freed once it is in
+ * the answer. */
 static void append_choices(strbuf *b, completion *c, int32_t prompt_idx)
 {
     const completion_params *p = &c->params;
@@ -219,32 +268,48 @@ static void append_choices(strbuf *b, completion *c, int32_t prompt_idx)
             order[at] = order[at - 1];
         order[at] = &all[i];
     }
-    for (int32_t i = 0; i < p->n; i++) {
-        if (prompt_idx + i > 0)
+    for (int32_t i = 0; i < p->best_of; i++) {
+        if (i < p->n && prompt_idx + i > 0)
             strbuf_append_char(b, ',');
-        completion_render_append_choice(b, &order[i]->render, prompt_idx * p->n + i);
+        if (i < p->n)
+            completion_render_append_choice(b, &order[i]->render, prompt_idx * p->n + i);
+        completion_render_deinit(&order[i]->render);
     }
+}
+
+static void make_answer_on_pool(uv_work_t *work)
+{
+    completion *c = LIST_ENTRY(work, completion, answer_work);
+    strbuf *b = &c->answer;
+    append_head(b, c);
+    strbuf_append_str(b, ",\"choices\":[");
+    for (int32_t i = 0; i < c->params.n_prompts; i++)
+        append_choices(b, c, i);
+    strbuf_append_str(b, "],");
+    append_usage(b, c);
+    strbuf_append_char(b, '}');
+}
+
+static void after_answer(uv_work_t *work, int status)
+{
+    (void)status;
+    completion *c = LIST_ENTRY(work, completion, answer_work);
+    c->api->n_renders--;
+    http_conn *conn = c->conn; /* NULL: the client left, or was told that it took too long */
+    if (conn != NULL && c->answer.failed) {
+        respond_error(c, 503, NULL, NULL, "out of memory for the answer");
+    } else if (conn != NULL) {
+        let_go(c);
+        http_conn_respond_given(conn, 200, "application/json", &c->answer);
+    }
+    unpin(c);
 }
 
 static void finish_whole(completion *c)
 {
-    http_conn *conn = c->conn;
-    strbuf b;
-    strbuf_init(&b);
-    append_head(&b, c);
-    strbuf_append_str(&b, ",\"choices\":[");
-    for (int32_t i = 0; i < c->params.n_prompts; i++)
-        append_choices(&b, c, i);
-    strbuf_append_str(&b, "],");
-    append_usage(&b, c);
-    strbuf_append_char(&b, '}');
-    if (b.failed) {
-        respond_error(c, 503, NULL, NULL, "out of memory for the answer");
-    } else {
-        let_go(c);
-        http_conn_respond(conn, 200, "application/json", NULL, b.data, b.n_bytes);
-    }
-    strbuf_deinit(&b);
+    c->n_pins++;
+    c->api->n_renders++;
+    start_work(c, &c->answer_work, make_answer_on_pool, after_answer);
 }
 
 static void stream_choice(completion *c, choice *ch)
@@ -261,26 +326,50 @@ static void stream_choice(completion *c, choice *ch)
         (void)!http_conn_stream_write(c->conn, b->data, b->n_bytes);
 }
 
-/* The prompt comes before anything else of a choice, in a stream as a chunk of its own. */
-static void begin_choice(choice *ch, const generation *g)
+static void render_prompt_on_pool(uv_work_t *work)
+{
+    choice *ch = LIST_ENTRY(work, choice, prompt_work);
+    const completion_params *params = &ch->owner->params;
+    const completion_prompt *p = &params->prompts[ch->prompt_idx];
+    completion_render_add_prompt_ids(&ch->render, p->ids, p->n_ids);
+    if (params->echo) {
+        completion_render_prompt prompt = {
+            .text = p->text,
+            .n_text_bytes = p->n_text_bytes,
+            .ids = p->ids,
+            .n_ids = p->n_ids,
+            .logprobs = ch->prompt_logprobs,
+            .n_logprobs_per_token = params->sampling.n_prompt_logprobs_per_token,
+        };
+        completion_render_echo(&ch->render, &prompt);
+    }
+    mem_free(ch->prompt_logprobs);
+    ch->prompt_logprobs = NULL;
+}
+
+static void after_prompt(uv_work_t *work, int status)
+{
+    (void)status;
+    choice *ch = LIST_ENTRY(work, choice, prompt_work);
+    completion *c = ch->owner;
+    c->api->n_renders--;
+    if (c->conn != NULL && c->streaming && c->params.echo)
+        stream_choice(c, ch);
+    if (ch->gen != NULL)
+        engine_resume(c->api->engine, ch->gen);
+    unpin(c);
+}
+
+/* The prompt comes before anything else of a choice, an echo in a stream as a chunk of its own. */
+static void begin_choice(choice *ch, generation *g)
 {
     completion *c = ch->owner;
-    const completion_prompt *p = &c->params.prompts[ch->prompt_idx];
-    ch->has_begun = true;
-    completion_render_add_prompt_ids(&ch->render, p->ids, p->n_ids);
-    if (!c->params.echo)
-        return;
-    completion_render_prompt prompt = {
-        .text = p->text,
-        .n_text_bytes = p->n_text_bytes,
-        .ids = p->ids,
-        .n_ids = p->n_ids,
-        .logprobs = g->prompt_logprobs,
-        .n_logprobs_per_token = c->params.sampling.n_prompt_logprobs_per_token,
-    };
-    completion_render_echo(&ch->render, &prompt);
-    if (c->conn != NULL && c->streaming)
-        stream_choice(c, ch);
+    engine_hold(g);
+    c->n_pins++;
+    c->api->n_renders++;
+    ch->prompt_logprobs = g->prompt_logprobs;
+    g->prompt_logprobs = NULL;
+    start_work(c, &ch->prompt_work, render_prompt_on_pool, after_prompt);
 }
 
 static void note_chunk(choice *ch, const generation *g)
@@ -330,6 +419,13 @@ static void on_chunk(void *arg, generation *g)
 {
     choice *ch = arg;
     completion *c = ch->owner;
+    if (!ch->has_begun && g->finish != GENERATION_ERROR) {
+        ch->has_begun = true;
+        if (c->params.echo || c->params.return_token_ids) {
+            begin_choice(ch, g); /* and then we are called again */
+            return;
+        }
+    }
     c->n_pins++;
     if (g->finish != GENERATION_RUNNING) {
         ch->gen = NULL; /* the engine frees it after this call */
@@ -340,8 +436,6 @@ static void on_chunk(void *arg, generation *g)
         respond_error(c, g->error_status != 0 ? g->error_status : 500, NULL, NULL,
                       g->error_text != NULL ? g->error_text : "out of memory");
     } else {
-        if (!ch->has_begun)
-            begin_choice(ch, g);
         note_chunk(ch, g);
         if (c->conn != NULL && c->streaming &&
             (c->params.max_tokens != 0 || ch->render.finish_reason != NULL))

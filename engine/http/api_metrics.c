@@ -304,7 +304,7 @@ static const family families[] = {
      "Requests that did not arrive in time (header_timeout_s) or were not answered in time "
      "(request_timeout_s)."},
     {"pool_jobs", GAUGE, OWN(n_pool_jobs), PAGED,
-     "Requests whose body waits for the thread pool or is read, tokenized or detokenized there."},
+     "Bodies and answers that wait for the thread pool or are read, translated or rendered there."},
 };
 
 /* Names that every Prometheus client library gives, without prefix and labels. */

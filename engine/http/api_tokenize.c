@@ -224,8 +224,7 @@ static void on_done(uv_work_t *work, int status)
         http_error_respond_code(job->conn, fault->status, fault->param, fault->code,
                                 fault->message);
     else if (job->conn != NULL)
-        http_conn_respond(job->conn, 200, "application/json", NULL, job->answer.data,
-                          job->answer.n_bytes);
+        http_conn_respond_given(job->conn, 200, "application/json", &job->answer);
     free_job(job);
 }
 

@@ -31,6 +31,12 @@ void completion_render_deinit(completion_render *r)
     strbuf_deinit(&r->lp_offsets);
 }
 
+size_t completion_render_held_bytes(const completion_render *r)
+{
+    return r->text.cap_bytes + r->prompt_ids.cap_bytes + r->ids.cap_bytes + r->lp_tokens.cap_bytes +
+           r->lp_values.cap_bytes + r->lp_tops.cap_bytes + r->lp_offsets.cap_bytes;
+}
+
 void completion_render_reset(completion_render *r)
 {
     strbuf_reset(&r->text);

@@ -6,7 +6,7 @@
  * that the text leaves out (special ones) take no place. It does not depend on how the answer is cut
  * into chunks.
  * Owns:    its buffers; borrows the tokenizer and stop_string until deinit
- * Thread:  io
+ * Thread:  one at a time
  */
 #ifndef ENGINE_HTTP_COMPLETION_RENDER_H
 #define ENGINE_HTTP_COMPLETION_RENDER_H
@@ -56,6 +56,8 @@ typedef struct completion_usage {
 void completion_render_init(completion_render *r, const tokenizer *tok, bool wants_ids,
                             bool wants_logprobs, bool skip_special);
 void completion_render_deinit(completion_render *r);
+/* Of memory, about. */
+size_t completion_render_held_bytes(const completion_render *r);
 
 /* "prompt_token_ids" of this chunk, if ids are wanted. */
 void completion_render_add_prompt_ids(completion_render *r, const token_id *ids, int32_t n_ids);

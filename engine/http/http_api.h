@@ -21,16 +21,17 @@ typedef struct http_api {
     uint64_t started_us; /* monotonic */
     uint64_t n_refused_queue;
     int32_t n_intakes;   /* completions being read and tokenized on the pool */
+    int32_t n_renders;   /* prompts and whole answers being rendered there */
     int32_t n_text_jobs; /* texts and ids being translated on the pool */
     uint64_t unknown_fields[HTTP_API_MAX_UNKNOWN]; /* [n_unknown_fields] hashes of logged names */
     int32_t n_unknown_fields;
     http_metrics metrics;
 } http_api;
 
-/* Requests that the pool works on: each will still be answered. */
+/* What the pool works on for requests: each will still be answered. */
 static inline int32_t http_api_n_pool_jobs(const http_api *api)
 {
-    return api->n_intakes + api->n_text_jobs;
+    return api->n_intakes + api->n_renders + api->n_text_jobs;
 }
 
 /* An http_handler_fn with arg = http_api *. */

@@ -25,9 +25,11 @@
 #include "engine/http/access_log.h"
 #include "engine/http/http_cors.h"
 #include "engine/http/http_errors.h"
+#include "engine/http/pool_free.h"
 
 #define MAX_PENDING_BYTES 262144 /* pipelined input that may wait */
 #define MAX_KEPT_BYTES    65536  /* of a body buffer, for the next request */
+#define MAX_COPIED_BYTES  65536  /* of a body that is given, to go out with its header */
 #define LINGER_US         2000000u
 
 typedef enum conn_phase {
@@ -312,6 +314,11 @@ void http_conn_close_if_idle(http_conn *c)
 {
     if (c->phase == PHASE_READING || c->phase == PHASE_LINGERING)
         http_conn_close(c);
+}
+
+bool http_conn_is_answering(const http_conn *c)
+{
+    return c->phase == PHASE_ANSWERING;
 }
 
 /* A client that takes nothing of its answer would hold its connection for good. */
@@ -609,19 +616,37 @@ static void append_head(strbuf *b, http_conn *c, int status, const char *content
         strbuf_append_str(b, "Connection: keep-alive\r\n");
 }
 
+static void append_whole_head(strbuf *b, http_conn *c, int status, const char *content_type,
+                              const char *extra, size_t n_bytes)
+{
+    append_head(b, c, status, content_type, extra);
+    if (status != 204)
+        strbuf_appendf(b, "Content-Length: %zu\r\n", n_bytes);
+    strbuf_append_str(b, "\r\n");
+}
+
 void http_conn_respond(http_conn *c, int status, const char *content_type, const char *extra,
                        const void *body, size_t n_bytes)
 {
     PGD_ASSERT(c->phase != PHASE_READING && !c->streaming);
     if (c->phase == PHASE_CLOSING)
         return;
-    strbuf *b = &c->out.bytes;
-    append_head(b, c, status, content_type, extra);
-    if (status != 204)
-        strbuf_appendf(b, "Content-Length: %zu\r\n", n_bytes);
-    strbuf_append_str(b, "\r\n");
+    append_whole_head(&c->out.bytes, c, status, content_type, extra, n_bytes);
     if (!c->is_head && n_bytes > 0)
-        strbuf_append(b, body, n_bytes);
+        strbuf_append(&c->out.bytes, body, n_bytes);
+    end_answer(c);
+}
+
+void http_conn_respond_given(http_conn *c, int status, const char *content_type, strbuf *body)
+{
+    PGD_ASSERT(c->phase != PHASE_READING && !c->streaming);
+    if (c->phase == PHASE_CLOSING || c->is_head || body->n_bytes <= MAX_COPIED_BYTES) {
+        http_conn_respond(c, status, content_type, NULL, body->data, body->n_bytes);
+        pool_free_strbuf(c->host->loop, body);
+        return;
+    }
+    append_whole_head(&c->out.bytes, c, status, content_type, NULL, body->n_bytes);
+    http_output_give(&c->out, body);
     end_answer(c);
 }
 

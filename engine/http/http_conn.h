@@ -82,6 +82,8 @@ void http_conn_refuse(http_conn *c);
 void http_conn_close(http_conn *c);
 /* Closes unless a request is being answered. */
 void http_conn_close_if_idle(http_conn *c);
+/* A request is being answered; the answer is not out. */
+bool http_conn_is_answering(const http_conn *c);
 /* Enforces the time-outs; called about once a second. */
 void http_conn_check_time(http_conn *c, uint64_t now_us);
 list_node *http_conn_node(http_conn *c);
@@ -120,6 +122,8 @@ void http_conn_note_tokens(http_conn *c, int64_t n_prompt_tokens, int64_t n_outp
  * with 0 bytes. */
 void http_conn_respond(http_conn *c, int status, const char *content_type, const char *extra,
                        const void *body, size_t n_bytes);
+/* The same; takes body, which is not copied if it is large. */
+void http_conn_respond_given(http_conn *c, int status, const char *content_type, strbuf *body);
 /* A streamed answer: begin, any number of writes, end. A slow client's unsent output is bounded:
  * beyond max_output_buffer_bytes the connection is closed (the disconnect callback tells) and write
  * answers false. */

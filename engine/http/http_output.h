@@ -1,8 +1,10 @@
 /* What goes to one client: gathered during a turn of the loop, however many writes made it, and sent
  * with one system call before the loop sleeps.
  *
- *   bytes → flush → the kernel; what it does not take at once → sending
+ *   bytes, then body → flush → the kernel; what it does not take at once → sending
  *
+ * However much waits, one turn hands the kernel a bounded piece of it: a large answer to one client
+ * is no pause for the others.
  * Owns:    its buffers; borrows queue and stream until deinit
  * Thread:  io
  */
@@ -26,10 +28,13 @@ typedef struct http_output {
     /* private */
     http_output_queue *queue;
     uv_stream_t *stream;
-    strbuf sending; /* while is_sending: what req points into */
+    strbuf body;         /* given whole, to be sent behind bytes */
+    strbuf sending;      /* what is sent before bytes, */
+    size_t n_sent_bytes; /* from here on */
+    size_t n_req_bytes;  /* while is_sending: that req has of it */
     bool is_sending;
     bool is_closed;
-    uint64_t handed_bytes; /* to the kernel or libuv */
+    uint64_t done_bytes; /* taken by the kernel, but for those of req */
     uv_write_t req;
     list_node node;
     void (*on_flushed)(void *arg, int status);
@@ -50,9 +55,12 @@ void http_output_init(http_output *o, http_output_queue *q, uv_stream_t *stream,
 void http_output_deinit(http_output *o);
 /* The stream is being closed: nothing more is sent or told. */
 void http_output_close(http_output *o);
-/* Has bytes sent in this turn; with none, on_flushed is called in its time all the same. */
+/* Takes body, which is sent behind bytes without being copied; then bytes must stay as they are until
+ * everything is out. */
+void http_output_give(http_output *o, strbuf *body);
+/* Has bytes sent, in this turn if they are few; with none, on_flushed is called in its time all the same. */
 void http_output_commit(http_output *o);
-/* Tries to send at once. */
+/* Tries to send a piece at once. */
 void http_output_flush(http_output *o);
 
 /* Over the life of the connection: written by us, and of that taken by the kernel. */

@@ -516,6 +516,15 @@ int32_t http_server_n_keys(const http_server *s)
     return http_auth_n_keys(s->auth);
 }
 
+bool http_server_is_answering(const http_server *s)
+{
+    for (const list_node *n = s->conns.next; n != &s->conns; n = n->next) {
+        if (http_conn_is_answering(http_conn_from_node((list_node *)n)))
+            return true;
+    }
+    return false;
+}
+
 int32_t http_server_n_connections(const http_server *s)
 {
     return s->n_conns;

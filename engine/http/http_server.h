@@ -40,6 +40,8 @@ void http_server_drain(http_server *s);
 void http_server_close(http_server *s, void (*on_closed)(void *arg), void *arg);
 void http_server_destroy(http_server *s);
 int32_t http_server_n_connections(const http_server *s);
+/* Some connection's answer is not out yet. */
+bool http_server_is_answering(const http_server *s);
 /* 0: no key is needed. */
 int32_t http_server_n_keys(const http_server *s);
 /* Borrow until destroy. */
