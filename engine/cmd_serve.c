@@ -66,8 +66,7 @@ static void on_last_tick(uv_timer_t *timer)
 {
     daemon_state *d = timer->data;
     bool is_late = clock_now_us() >= d->close_by_us;
-    if (http_api_n_pool_jobs(&d->api) > 0 ||
-        (!is_late && http_server_is_answering(d->api.server)))
+    if (http_api_n_pool_jobs(&d->api) > 0 || (!is_late && http_server_is_answering(d->api.server)))
         return;
     uv_timer_stop(timer);
     http_server_close(d->api.server, on_server_closed, d);

@@ -16,10 +16,10 @@ def raw(daemon, data, timeout=20):
     """Sends bytes, returns everything until the server closes."""
     with socket.create_connection(("127.0.0.1", daemon.port), timeout=timeout) as s:
         s.sendall(data)
-        out = b""
+        out = bytearray()
         while chunk := s.recv(65536):
             out += chunk
-        return out
+        return bytes(out)
 
 
 def error_of(answer):
@@ -571,10 +571,12 @@ def test_fast_tokens_do_not_starve_other_clients(daemons, tmp_path):
     assert busy.returncode == 0 and slowest < 1 * SLOW
 
 
-@pytest.mark.parametrize("what", ["parse", "hash", "detokenize"])
+@pytest.mark.parametrize("what", ["parse", "hash", "detokenize", "echo", "prompt ids"])
 def test_long_prompts_do_not_pause_streams(daemons, what):
-    """Parsing 500,000 ids, and hashing 32,000 for 64 choices, is work for the pool: a stream goes on meanwhile."""
+    """Parsing 500,000 ids, hashing 32,000 for 64 choices, and rendering 50 MB of scored prompts is work for the pool: a
+    stream goes on meanwhile."""
     d = daemons("--device", "sim", "--sim-step-us", "1000", "--max-model-len", "33000", "--num-kv-blocks", "40000")
+    fields = {"echo": b'"n":6,"max_tokens":0,"echo":true,"logprobs":20', "prompt ids": b'"n":128,"max_tokens":1,"return_token_ids":true'}
     arrivals, done = [], threading.Event()
 
     def read_stream():
@@ -589,8 +591,8 @@ def test_long_prompts_do_not_pause_streams(daemons, what):
     try:
         shares = []
         for k in range(7):
-            ids = b",".join(b"%d" % ((i * 7 + k) % 480 + 20) for i in range(32000 if what == "hash" else 500000))
-            body = b'{"n":64,"temperature":1,"max_tokens":1,"prompt":[' + ids + b"]}"
+            ids = b",".join(b"%d" % ((i * 7 + k) % 480 + 20) for i in range(500000 if what in ("parse", "detokenize") else 32000))
+            body = b"{" + fields.get(what, b'"n":64,"max_tokens":1') + b',"temperature":1,"prompt":[' + ids + b"]}"
             if what == "detokenize":
                 body = b'{"tokens":[' + ids + b"]}"
             path = b"/detokenize" if what == "detokenize" else b"/v1/completions"
@@ -606,6 +608,82 @@ def test_long_prompts_do_not_pause_streams(daemons, what):
         done.set()
         reader.join()
     assert sorted(shares)[2] < 0.5, shares  # not the middle one: other work on the machine makes gaps too
+
+
+SCORED = {"prompt": [5 + i % 480 for i in range(20000)], "max_tokens": 0, "echo": True, "logprobs": 20}
+LONG_SIM = ("--device", "sim", "--max-model-len", "33000", "--num-kv-blocks", "40000")
+
+
+def check_scored(answer, n):
+    """That nothing is missing from, or out of order in, what was rendered elsewhere and sent piece by piece."""
+    assert [c["index"] for c in answer["choices"]] == list(range(n))
+    for c in answer["choices"]:
+        lp = c["logprobs"]
+        assert len(lp["tokens"]) == len(lp["token_logprobs"]) == len(lp["top_logprobs"]) == 20000
+        assert lp["text_offset"] == sorted(lp["text_offset"]) and lp["text_offset"][-1] < len(c["text"])
+        assert c["finish_reason"] == "length"
+
+
+def test_clients_leave_while_their_answer_is_rendered(daemons):
+    d = daemons(*LONG_SIM)
+    body = json.dumps(SCORED | {"n": 4, "temperature": 1}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    for k in range(16):
+        with socket.create_connection(("127.0.0.1", d.port)) as s:
+            s.sendall(head + body)
+            time.sleep(0.06 * k * SLOW)
+            if k % 2:
+                s.setblocking(False)
+                try:
+                    s.recv(100000)  # of an answer that may be on its way
+                except BlockingIOError:
+                    pass
+    d.idle()
+    status, _, answer = d.request("POST", "/v1/completions", SCORED)
+    assert status == 200
+    check_scored(answer, 1)
+    deadline = time.monotonic() + 10 * SLOW
+    while d.metrics()["paged_pool_jobs"] > 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("wait", [0.1, 0.3, 0.5, 0.8])
+def test_answers_being_rendered_survive_a_drain(daemons, wait):
+    d = daemons(*LONG_SIM)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(d.request("POST", "/v1/completions", SCORED | {"n": 4, "temperature": 1})))
+    thread.start()
+    deadline = time.monotonic() + 10 * SLOW
+    while d.metrics()["paged_kv_blocks_used"] == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)  # the request has begun: what follows must end well
+    time.sleep(wait)
+    d.stop()
+    thread.join()
+    status, _, answer = answers[0]
+    assert status == 200
+    check_scored(answer, 4)
+
+
+def test_a_stream_of_echoes_is_whole(daemons):
+    """Each choice's prompt is the first chunk of it, whatever is generated while it is rendered."""
+    d = daemons(*LONG_SIM, "--sim-step-us", "200", "--max-output-buffer-bytes", "64M")
+    body = dict(max_tokens=200, echo=True, logprobs=3, n=3, temperature=1, ignore_eos=True, seed=3, return_token_ids=True)
+    whole = d.request("POST", "/v1/completions", {"prompt": SCORED["prompt"], **body})[2]
+    texts, ids, offsets = [""] * 3, [[] for _ in range(3)], [[] for _ in range(3)]
+    n_chunks = [0] * 3
+    for chunk in d.stream(SCORED["prompt"], **body):
+        for c in chunk["choices"]:
+            if n_chunks[c["index"]] == 0:
+                assert len(c["prompt_token_ids"]) == len(c["logprobs"]["tokens"]) == 20000 and c["token_ids"] == []
+            n_chunks[c["index"]] += 1
+            texts[c["index"]] += c["text"]
+            ids[c["index"]] += c["token_ids"]
+            if c["logprobs"]:
+                offsets[c["index"]] += c["logprobs"]["text_offset"]
+    for c in whole["choices"]:
+        assert texts[c["index"]] == c["text"] and ids[c["index"]] == c["token_ids"]
+        assert offsets[c["index"]] == c["logprobs"]["text_offset"] and n_chunks[c["index"]] > 1
 
 
 def test_whole_answers_are_bounded(daemons):
