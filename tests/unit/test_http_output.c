@@ -57,6 +57,7 @@ static void close_rig(rig *r)
     http_output_queue_close(&r->queue, NULL);
     uv_run(&r->loop, UV_RUN_DEFAULT);
     http_output_deinit(&r->out);
+    uv_run(&r->loop, UV_RUN_DEFAULT); /* until the pool has freed what was large */
     assert_int_equal(uv_loop_close(&r->loop), 0);
     if (r->client_fd >= 0)
         close(r->client_fd);
@@ -129,6 +130,61 @@ static void test_http_output_keeps_order_with_a_slow_client(void **state)
     close_rig(&r);
 }
 
+/* A body of its own goes out behind what was written, whole, and never much of it in one turn. */
+static void test_http_output_sends_what_it_is_given_in_pieces(void **state)
+{
+    (void)state;
+    rig r;
+    static const size_t n_total = 5u << 20;
+    static char buf[1 << 20];
+    strbuf body;
+    open_rig(&r);
+    strbuf_init(&body);
+    for (size_t k = 0; k < n_total; k++)
+        strbuf_append_char(&body, (char)(k * 31 >> 3));
+    strbuf_append_str(&r.out.bytes, "head");
+    http_output_give(&r.out, &body);
+    assert_null(body.data);
+    http_output_commit(&r.out);
+    assert_true(http_output_given_bytes(&r.out) == n_total + 4);
+    assert_true(http_output_unsent_bytes(&r.out) == n_total + 4);
+    size_t n_read = 0;
+    for (int n_turns = 0; n_read < n_total + 4; n_turns++) {
+        assert_true(n_turns < 100000);
+        uint64_t n_taken = http_output_taken_bytes(&r.out);
+        turn(&r);
+        assert_true(http_output_taken_bytes(&r.out) - n_taken <= 2 * 262144);
+        for (ssize_t n; (n = recv(r.client_fd, buf, sizeof(buf), 0)) > 0;)
+            for (ssize_t k = 0; k < n; k++, n_read++)
+                assert_true(n_read < 4 ? buf[k] == "head"[n_read]
+                                       : buf[k] == (char)((n_read - 4) * 31 >> 3));
+    }
+    turn(&r);
+    assert_int_equal(r.n_told, 1);
+    assert_int_equal(r.status, 0);
+    assert_int_equal(http_output_unsent_bytes(&r.out), 0);
+    assert_true(http_output_taken_bytes(&r.out) == n_total + 4);
+    close_rig(&r);
+}
+
+/* What is left of a large body is freed, on the pool, when the connection goes. */
+static void test_http_output_drops_what_it_was_given(void **state)
+{
+    (void)state;
+    rig r;
+    strbuf body;
+    open_rig(&r);
+    strbuf_init(&body);
+    for (size_t k = 0; k < (5u << 20); k++)
+        strbuf_append_char(&body, 'x');
+    http_output_give(&r.out, &body);
+    http_output_commit(&r.out);
+    for (int i = 0; i < 5; i++)
+        turn(&r);
+    assert_true(http_output_unsent_bytes(&r.out) > 0);
+    close_rig(&r);
+}
+
 static void test_http_output_tells_that_the_client_left(void **state)
 {
     (void)state;
@@ -179,6 +235,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_http_output_gathers_a_turn),
         cmocka_unit_test(test_http_output_keeps_order_with_a_slow_client),
+        cmocka_unit_test(test_http_output_sends_what_it_is_given_in_pieces),
+        cmocka_unit_test(test_http_output_drops_what_it_was_given),
         cmocka_unit_test(test_http_output_tells_that_the_client_left),
         cmocka_unit_test(test_http_output_tells_that_memory_ran_out),
         cmocka_unit_test(test_http_output_is_silent_once_closed),
