@@ -206,7 +206,8 @@ static void publish(core_loop *c)
     snprintf(s.device_name, sizeof s.device_name, "%s", f->device_name);
     if (c->state == CORE_RECOVERING || c->state == CORE_STARTING)
         worker_life_describe_wait(c->life, s.why, sizeof s.why);
-    if (s.why[0] == 0 && (c->state == CORE_RECOVERING || c->state == CORE_FAILED))
+    /* After a failure it stays: who hears of that may look only when all has stopped. */
+    if (s.why[0] == 0 && (c->state == CORE_RECOVERING || atomic_load(&c->is_failed)))
         snprintf(s.why, sizeof s.why, "%s", c->why);
     stats_publish(c->stats, &s);
 }

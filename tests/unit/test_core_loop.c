@@ -686,6 +686,18 @@ static void test_core_loop_fatal_load(void **state)
     expect_failed(r, "expected sim_vocab_size >= 1, got 0");
     assert_int_equal(n_restarts(r), 0);
     rig_stop(r);
+
+    rig_config(r); /* while it drains the end comes at once: the words are still there */
+    r->cfg.sim_vocab_size = 0;
+    rig_start(r);
+    submit(r, 10, 20);
+    core_loop_drain(r->core, 20);
+    WAIT_FOR(r, 5, r->state == CORE_STOPPED);
+    core_stats s;
+    core_loop_get_stats(r->core, &s);
+    assert_int_equal(r->n_states[CORE_FAILED], 1);
+    assert_non_null(strstr(s.why, "expected sim_vocab_size >= 1, got 0"));
+    rig_stop(r);
 }
 
 /* This program as an engine that will be killed: says its worker's pid on stdout. */
