@@ -161,7 +161,7 @@ def test_sigterm_answers_what_is_still_being_read(daemons):
 
 def large_answer(d):
     """A client with a small window, as far as the first bytes of an answer of several MB."""
-    body = json.dumps({"prompt": [1], "max_tokens": 4000, "n": 4, "temperature": 1, "logprobs": 20, "ignore_eos": True}).encode()
+    body = json.dumps({"prompt": [1], "max_tokens": 8000, "n": 4, "temperature": 1, "logprobs": 20, "ignore_eos": True}).encode()
     s = socket.socket()
     s.settimeout(60 * SLOW)
     s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
