@@ -5,6 +5,9 @@
  * out, the client left (every generation is cancelled), or a refusal was sent. The last of
  * what refers to it (connection, jobs on the pool, live generations) frees it.
  *
+ * One file although long: who frees a completion, and when, shows only with all of its callbacks
+ * side by side.
+ *
  * A token is rendered when it comes. What grows with the request is done on the pool: taking it in,
  * rendering a prompt (its generation is held meanwhile), putting a whole answer together, and
  * freeing one that nobody wants any more. */

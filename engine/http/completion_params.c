@@ -3,7 +3,7 @@
  * other fields have a reader, which sees the JSON item (never null) and either fills its field or
  * words the fault. Fields of peers' APIs that change what comes back, but are not built here, are
  * refused unless they ask for the neutral value: ignoring them would answer something else than was
- * asked. */
+ * asked. One file although long: the table, and what its rows are read with. */
 #include "engine/http/completion_params.h"
 
 #include <math.h>
