@@ -133,6 +133,7 @@ def test_sigterm_drains(daemons):
     d.process.send_signal(signal.SIGTERM)
     t.join(30 * SLOW)
     assert len(out) == 1
+    assert d.process.wait(30 * SLOW) == 0  # stop would send another signal
     d.stop()
 
 
@@ -156,6 +157,7 @@ def test_sigterm_answers_what_is_still_being_read(daemons):
     for t in threads:
         t.join(60 * SLOW)
     assert len(answers) == 8 and set(answers.values()) <= {200, 400, 503}, answers
+    assert d.process.wait(30 * SLOW) == 0  # stop would send another signal
     d.stop()
 
 
@@ -179,6 +181,7 @@ def test_sigterm_sends_answers_to_their_end(daemons):
     while chunk := s.recv(65536):
         answer += chunk
     assert len(answer) == n_bytes > 5e6 and len(json.loads(answer)["choices"]) == 4
+    assert d.process.wait(30 * SLOW) == 0  # stop would send another signal
     d.stop()
 
 
