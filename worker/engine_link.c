@@ -28,12 +28,26 @@
 #define CLOSE_WAIT_S   2
 #define LOST_PERIOD_MS 50
 
+/* What NNG lets in, which must be right when the connection is made: up to 1.5 a limit can be raised
+ * later, so a listener takes no more than what strangers may send; later releases keep the first one.
+ * The exact limit is held by describe_last. A link that dials knows whom it dials. */
+#if NNG_MAJOR_VERSION == 1 && NNG_MINOR_VERSION <= 5
+#    define LISTEN_NNG_BYTES(max_recv_bytes) (max_recv_bytes)
+#    define MAX_ADOPTED_BYTES                ((size_t)INT32_MAX)
+#else
+#    define LISTEN_NNG_BYTES(max_recv_bytes) MAX_ADOPTED_BYTES
+#    define MAX_ADOPTED_BYTES                ((size_t)256 << 20)
+#endif
+#define DIAL_NNG_BYTES ((size_t)INT32_MAX)
+
 struct engine_link {
     nng_socket sock;
     bool sock_is_open;
     const char *ipc_path; /* of a link that listens; in url */
+    bool is_listening;
     bool is_adopted;
     uint32_t worker_epoch;
+    size_t max_recv_bytes;
     atomic_int pipe_id; /* of the one connection; 0 before it */
     int up_fd;
     int lost_fd;
@@ -65,12 +79,14 @@ static int watch_pipes(engine_link *l, nng_pipe_cb fn)
 
 /* --- open ------------------------------------------------------------------------------------- */
 
-static pgd_err open_socket(engine_link **out, const char *url, size_t max_recv_bytes, pgd_why *why)
+static pgd_err open_socket(engine_link **out, const char *url, size_t max_recv_bytes,
+                           size_t nng_bytes, pgd_why *why)
 {
     engine_link *l = mem_calloc(1, sizeof *l);
     if (l == NULL)
         return pgd_fail(why, PGD_ENOMEM, "engine link: out of memory");
     *out = l;
+    l->max_recv_bytes = max_recv_bytes;
     snprintf(l->url, sizeof l->url, "%s", url);
     l->lost_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     l->up_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -82,7 +98,7 @@ static pgd_err open_socket(engine_link **out, const char *url, size_t max_recv_b
     l->sock_is_open = true;
     if ((rv = nng_socket_set_int(l->sock, NNG_OPT_SENDBUF, QUEUE_FRAMES)) != 0 ||
         (rv = nng_socket_set_int(l->sock, NNG_OPT_RECVBUF, QUEUE_FRAMES)) != 0 ||
-        (rv = nng_socket_set_size(l->sock, NNG_OPT_RECVMAXSZ, max_recv_bytes)) != 0 ||
+        (rv = nng_socket_set_size(l->sock, NNG_OPT_RECVMAXSZ, nng_bytes)) != 0 ||
         (rv = watch_pipes(l, on_pipe)) != 0)
         return pgd_fail(why, PGD_EIO, "engine link: set options: %s", nng_strerror(rv));
     return PGD_OK;
@@ -118,6 +134,7 @@ static pgd_err listen_at(engine_link *l, pgd_why *why)
         return pgd_fail(why, PGD_EIO, "cannot listen at %s: %s%s", l->url, nng_strerror(rv),
                         rv == NNG_EADDRINUSE ? "; another worker is there" : "");
     l->ipc_path = path;
+    l->is_listening = true;
     return PGD_OK;
 }
 
@@ -132,18 +149,15 @@ static pgd_err finish_open(engine_link **out, engine_link *l, pgd_err err)
 pgd_err engine_link_dial(engine_link **out, const char *url, size_t max_recv_bytes, pgd_why *why)
 {
     engine_link *l = NULL;
-    pgd_err err = open_socket(&l, url, max_recv_bytes, why);
+    pgd_err err = open_socket(&l, url, max_recv_bytes, DIAL_NNG_BYTES, why);
     return finish_open(out, l, err == PGD_OK ? dial(l, why) : err);
 }
 
 pgd_err engine_link_listen(engine_link **out, const char *url, size_t max_recv_bytes, pgd_why *why)
 {
     engine_link *l = NULL;
-    pgd_err err = open_socket(&l, url, max_recv_bytes, why);
-    if (err == PGD_OK) {
-        err = listen_at(l, why);
-    }
-    return finish_open(out, l, err);
+    pgd_err err = open_socket(&l, url, max_recv_bytes, LISTEN_NNG_BYTES(max_recv_bytes), why);
+    return finish_open(out, l, err == PGD_OK ? listen_at(l, why) : err);
 }
 
 bool engine_link_wait(engine_link *l, int timeout_ms)
@@ -160,8 +174,13 @@ bool engine_link_wait(engine_link *l, int timeout_ms)
 
 pgd_err engine_link_adopt(engine_link *l, uint32_t worker_epoch, size_t max_recv_bytes)
 {
-    if (nng_socket_set_size(l->sock, NNG_OPT_RECVMAXSZ, max_recv_bytes) != 0)
-        return PGD_EIO;
+    if (l->is_listening) {
+        if (max_recv_bytes > MAX_ADOPTED_BYTES)
+            return PGD_ERANGE;
+        if (nng_socket_set_size(l->sock, NNG_OPT_RECVMAXSZ, LISTEN_NNG_BYTES(max_recv_bytes)) != 0)
+            return PGD_EIO;
+    }
+    l->max_recv_bytes = max_recv_bytes;
     l->worker_epoch = worker_epoch;
     l->is_adopted = true;
     if (l->ipc_path != NULL)
@@ -232,6 +251,9 @@ static pgd_err describe_last(const engine_link *l, engine_frame *out, pgd_why *w
     wire_header h;
     out->data = nng_msg_body(l->last);
     out->n_bytes = nng_msg_len(l->last);
+    if (out->n_bytes > l->max_recv_bytes)
+        return pgd_fail(why, PGD_EPROTO, "expected a frame of at most %zu bytes, got %zu",
+                        l->max_recv_bytes, out->n_bytes);
     PGD_TRY(wire_decode_header(&h, out->data, out->n_bytes, why));
     out->type = h.type;
     out->worker_epoch = h.worker_epoch;

@@ -32,7 +32,8 @@ PGD_MUST_USE pgd_err engine_link_listen(engine_link **out, const char *url, size
                                         pgd_why *why);
 /* Until somebody has connected to a link that listens; false: nobody has within the time. */
 bool engine_link_wait(engine_link *l, int timeout_ms);
-/* From here on frames carry this epoch, and only such are received. */
+/* From here on frames carry this epoch, and only such are received. Errors: PGD_ERANGE (larger
+ * frames than a link that listens can take with this release of NNG), PGD_EIO */
 PGD_MUST_USE pgd_err engine_link_adopt(engine_link *l, uint32_t worker_epoch,
                                        size_t max_recv_bytes);
 /* A link that listened and was adopted is left to the end of the process: NNG would remove the file

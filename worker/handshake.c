@@ -59,7 +59,13 @@ static pgd_err meet(uint8_t proof[CONTROL_PROOF_BYTES], engine_link *link, const
     PGD_TRY(take_attach(&terms, &attach, &f, why));
     PGD_TRY(attach_check(attach.proof, key, ATTACH_ENGINE, &terms, why));
     PGD_TRY(attach_prove(proof, key, ATTACH_WORKER, &terms));
-    return engine_link_adopt(link, terms.worker_epoch, terms.max_frame_bytes);
+    pgd_err err = engine_link_adopt(link, terms.worker_epoch, terms.max_frame_bytes);
+    if (err == PGD_ERANGE)
+        return pgd_fail(why, PGD_EPROTO,
+                        "messages of up to %u MB are more than this worker can take: lower "
+                        "max_num_seqs or max_model_len",
+                        terms.max_frame_bytes >> 20);
+    return err;
 }
 
 pgd_err handshake_run(uint8_t proof[CONTROL_PROOF_BYTES], engine_link *link, const attach_key *key,
