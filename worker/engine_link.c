@@ -36,7 +36,7 @@
 #    define MAX_ADOPTED_BYTES                ((size_t)INT32_MAX)
 #else
 #    define LISTEN_NNG_BYTES(max_recv_bytes) MAX_ADOPTED_BYTES
-#    define MAX_ADOPTED_BYTES                ((size_t)256 << 20)
+#    define MAX_ADOPTED_BYTES                ((size_t)1 << 30)
 #endif
 #define DIAL_NNG_BYTES ((size_t)INT32_MAX)
 
