@@ -18,6 +18,7 @@ endif
 
 SAN     ?=
 BUILD   ?= build$(if $(SAN),-$(subst $(comma),-,$(SAN)))
+$(if $(BUILD),,$(error BUILD is empty: leave it out, or name a folder))
 PREFIX  ?= /usr/local
 bindir   = $(PREFIX)/bin
 comma   := ,
@@ -143,7 +144,7 @@ $(CHAOS_WORKER): $(call obj,tests/e2e/chaos_worker.c worker/main.c) $(LIBS_WORKE
 
 # E2E="file ..." narrows to these arguments of pytest.
 test-e2e: all $(CHAOS_WORKER)
-	$(Q)PAGED_BUILD=$(abspath $(BUILD)) $(PYTHON) -m pytest -q $(or $(E2E),tests/e2e)
+	$(Q)PAGED_BUILD=$(abspath $(BUILD)) $(PYTHON) -m pytest -q $(PYTEST_FLAGS) $(or $(E2E),tests/e2e)
 
 test: all
 	$(Q)$(MAKE) --no-print-directory test-unit

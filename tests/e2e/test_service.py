@@ -237,6 +237,7 @@ class Halted:
         libc.ptrace(PTRACE_DETACH, self.tid, None, None)
 
 
+@pytest.mark.skipif(IS_SANITIZED, reason="waits for pings, ten times as long")
 def test_watchdog_follows_the_core_loop(managers):
     m = managers(*SIM, "--worker-stall-timeout-s", "600", watchdog_us=1_000_000 * SLOW)
     half = 0.5 * SLOW
