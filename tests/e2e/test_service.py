@@ -353,6 +353,7 @@ def test_inherited_address_without_keys_is_warned_of(managers):
     with socket.create_server(("0.0.0.0", 0)) as s:
         m = managers(*SIM, sockets=(s,))
         m.wait(lambda: "without API keys" in m.log())
+        m.wait_ready()
 
 
 # --- credentials, logs ---
