@@ -9,6 +9,7 @@
 #define COMMON_MODEL_MODEL_CONFIG_H
 
 #include "common/err.h"
+#include "common/model/attention_kind.h"
 #include "common/model/dtype.h"
 
 #define MODEL_MAX_LAYERS  512
@@ -49,7 +50,9 @@ typedef struct model_config {
     int32_t rope_original_context;
     bool has_rope_freqs; /* GGUF tensor rope_freqs.weight [rope_dim/2]: divides each frequency */
     bool layer_has_rope[MODEL_MAX_LAYERS]; /* false: no position encoding in that layer (SmolLM3) */
-    int32_t sliding_window;                /* 0 = none; all layers */
+    uint8_t layer_attention[MODEL_MAX_LAYERS]; /* attention_kind of each (decoder) layer */
+    int32_t sliding_window;  /* tokens, of the SLIDING layers; 0 = there are none */
+    int32_t attention_chunk; /* tokens, of the CHUNKED layers; 0 = there are none */
 
     bool qkv_bias;
     bool o_bias;

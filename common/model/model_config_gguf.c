@@ -159,6 +159,8 @@ static pgd_err read_sizes(const reader *r)
                         ", at metadata key %s.attention.value_length",
                         cfg->head_dim, value_length, r->arch->name);
     PGD_TRY(read_i32(&cfg->sliding_window, r, "attention.sliding_window", false));
+    if (cfg->sliding_window > 0)
+        memset(cfg->layer_attention, ATTENTION_SLIDING, sizeof(cfg->layer_attention));
     double eps = 0;
     PGD_TRY(read_f64(&eps, r, "attention.layer_norm_rms_epsilon", true));
     cfg->norm_eps = (float)eps;

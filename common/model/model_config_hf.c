@@ -193,7 +193,10 @@ static pgd_err read_window(const reader *r)
         return PGD_OK;
     if (!cJSON_HasObjectItem(r->json, "sliding_window"))
         r->cfg->sliding_window = r->arch->default_window;
-    return read_i32(&r->cfg->sliding_window, r, "sliding_window", false);
+    PGD_TRY(read_i32(&r->cfg->sliding_window, r, "sliding_window", false));
+    if (r->cfg->sliding_window > 0)
+        memset(r->cfg->layer_attention, ATTENTION_SLIDING, sizeof(r->cfg->layer_attention));
+    return PGD_OK;
 }
 
 static pgd_err read_flags(const reader *r)

@@ -28,7 +28,10 @@ static pgd_err check_opts(const scheduler_opts *o)
         return PGD_EINVAL;
     if (o->on_token == NULL || o->on_finished == NULL || o->on_release == NULL)
         return PGD_EINVAL;
-    return o->n_groups == 1 ? PGD_OK : PGD_EUNSUPPORTED;
+    if (o->n_groups < 1 || o->n_groups > PGD_MAX_KV_GROUPS ||
+        (o->groups == NULL && o->n_groups > 1))
+        return PGD_EINVAL;
+    return PGD_OK;
 }
 
 static pgd_err create_arrays(scheduler *s)
@@ -64,10 +67,10 @@ static pgd_err create_parts(scheduler *s)
         o->max_queued_requests));
     if (o->enable_prefix_caching)
         PGD_TRY(block_hasher_create(&s->hasher, o->hash_seed));
-    s->groups[0] = (kv_group_spec){.ops = kv_full_attention_get_ops(), .block_size = o->block_size};
+    const kv_group_spec full = {.ops = kv_full_attention_get_ops(), .block_size = o->block_size};
     kv_manager_opts kv_opts = {
         .n_blocks = o->n_blocks,
-        .groups = s->groups,
+        .groups = o->groups != NULL ? o->groups : &full,
         .n_groups = o->n_groups,
         .enable_caching = o->enable_prefix_caching,
         .hash_block_size = o->block_size,
@@ -89,7 +92,8 @@ pgd_err scheduler_create(scheduler **out, const scheduler_opts *opts)
     s->next_step_id = 1;
     list_init(&s->set_aside);
     pgd_err err = create_parts(s);
-    s->opts.hash_seed = NULL; /* was a borrow */
+    s->opts.hash_seed = NULL; /* both were borrows */
+    s->opts.groups = NULL;
     if (err != PGD_OK) {
         scheduler_destroy(s);
         return err;

@@ -10,6 +10,7 @@
 #define ENGINE_CORE_SCHEDULER_H
 
 #include "engine/core/request.h"
+#include "engine/kv/kv_group_manager.h"
 #include "proto/scheduler_output.h"
 #include "proto/step_result.h"
 
@@ -33,9 +34,11 @@ typedef struct scheduler_opts {
     int32_t num_lookahead_tokens; /* speculation slots, 0 here */
     double watermark;             /* fraction of blocks */
     int32_t n_blocks;             /* null block included */
-    int32_t block_size;
-    int32_t n_groups;         /* 1: full attention */
-    const uint8_t *hash_seed; /* [32] */
+    int32_t block_size;           /* tokens per block hash; divides every group's block size */
+    int32_t n_groups;
+    const kv_group_spec *groups; /* [n_groups], copied; NULL: one group of full attention, whose
+                                    blocks have block_size tokens */
+    const uint8_t *hash_seed;    /* [32] */
 
     /* All three are required. Called from scheduler_update, scheduler_finish_request,
      * scheduler_reset_worker and scheduler_destroy, on the core thread; they must not allocate nor

@@ -44,7 +44,6 @@ typedef struct step_draft {
 
 struct scheduler {
     scheduler_opts opts;
-    kv_group_spec groups[PGD_MAX_KV_GROUPS];
     kv_manager *kv;
     block_hasher *hasher; /* NULL with prefix caching off */
     hash_map *requests;   /* id -> request, unfinished ones */

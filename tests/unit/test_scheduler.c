@@ -617,8 +617,8 @@ static void test_scheduler_create_refuses(void **state)
     (void)state;
     scheduler *s;
     scheduler_opts opts = fix_opts();
-    opts.n_groups = 2;
-    assert_int_equal(scheduler_create(&s, &opts), PGD_EUNSUPPORTED);
+    opts.n_groups = 2; /* and nothing that says what they are */
+    assert_int_equal(scheduler_create(&s, &opts), PGD_EINVAL);
     assert_null(s);
     opts = fix_opts();
     opts.max_num_seqs = 0;
