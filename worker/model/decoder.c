@@ -286,23 +286,31 @@ static pgd_err attention_part(const pass *p, int32_t layer)
     return attend(p, layer);
 }
 
-static pgd_err output_part(const pass *p, int32_t layer, const float *attn)
+/* x += FFN(norm(x)) */
+static pgd_err ffn_part(const pass *p, int32_t layer)
 {
     const model_config *cfg = p->cfg;
     const weights_layer *w = &p->d->opts.w->layers[layer];
-    int64_t ffn_stride = (int64_t)2 * cfg->ffn_dim;
-    PGD_TRY(linear(p, p->d->x, &w->attn_out, attn, (int64_t)cfg->n_heads * cfg->head_dim, true));
+    int64_t stride = (int64_t)2 * cfg->ffn_dim;
     PGD_TRY(norm_hidden(p, w->ffn_norm));
     PGD_TRY(linear(p, p->d->gate_up, &w->gate_up, p->d->h, cfg->dim, false));
     silu_mul_args args = {.out = p->d->gate_up,
-                          .out_stride = ffn_stride,
+                          .out_stride = stride,
                           .gate = p->d->gate_up,
                           .up = p->d->gate_up + cfg->ffn_dim,
-                          .in_stride = ffn_stride,
+                          .in_stride = stride,
                           .n_rows = p->n_rows,
                           .dim = cfg->ffn_dim};
     PGD_TRY(p->ops->silu_mul(&args, p->ctx));
-    return linear(p, p->d->x, &w->down, p->d->gate_up, ffn_stride, true);
+    return linear(p, p->d->x, &w->down, p->d->gate_up, stride, true);
+}
+
+static pgd_err output_part(const pass *p, int32_t layer, const float *attn)
+{
+    const weights_layer *w = &p->d->opts.w->layers[layer];
+    int64_t attn_dim = (int64_t)p->cfg->n_heads * p->cfg->head_dim;
+    PGD_TRY(linear(p, p->d->x, &w->attn_out, attn, attn_dim, true));
+    return ffn_part(p, layer);
 }
 
 /* Keeps the rows whose logits are wanted: x through h (gathering in place would overwrite what is
