@@ -1,17 +1,19 @@
-/* Causal attention of a step's query rows over the paged KV cache of one layer, grouped-query
- * heads.
+/* Attention of a step's query rows over the paged KV cache of one layer, causal or not,
+ * grouped-query heads.
  *
  * For row t of sequence s at position p, and head h, whose KV head is h / (n_heads / n_kv_heads):
  *
  *   z_j          = cap(scale * sum_i q[t, h, i] * K[j, i])
- *                  over the keys j in [max(0, p - window + 1), p]; window 0: from key 0
+ *                  over the keys j in [max(0, p - window + 1), p]; window 0: from key 0;
+ *                  with n_keys over all j in [0, n_keys[s]), whatever the position
  *   cap(z)       = soft_cap > 0 ? soft_cap * tanh(z / soft_cap) : z
  *   m            = max_j z_j, with sinks also of sinks[h]
  *   out[t, h, :] = sum_j exp(z_j - m) * V[j, :]
  *                  / (sum_j exp(z_j - m) + (sinks ? exp(sinks[h] - m) : 0))
  *
  * Rows of sequence s are [query_start[s], query_start[s + 1]), in position order; the last one is
- * at position n_context[s] - 1. Key j of sequence s lies in page block_table[seq_row[s] *
+ * at position n_context[s] - 1. With n_keys (an encoder's own attention, cross attention) rows have
+ * no positions and n_context is not read. Key j of sequence s lies in page block_table[seq_row[s] *
  * block_table_stride + j / block_size] at offset j % block_size. The K and V of every row of the
  * step are already in the pages.
  *
@@ -23,11 +25,11 @@
  * window take no part in any sum or maximum: stale NaN in unused slots has no effect.
  *
  * Shapes:  q [n_rows, n_heads, head_dim] with q_stride; out [n_rows, n_heads, head_dim] with
- *          out_stride; query_start [n_seqs + 1]; n_context, seq_row [n_seqs]; block_table [rows,
+ *          out_stride; query_start [n_seqs + 1]; n_context, seq_row, n_keys [n_seqs]; block_table [rows,
  *          block_table_stride]; sinks [n_heads] or NULL
  * Types:   q, out f32; pages of kv.type; sums in f32 (ref: f64)
- * Limits:  n_heads % kv.n_kv_heads == 0; kv_page_layout_is_valid; soft_cap >= 0; window >= 0; out
- *          may not alias q; table entries of the keys used are valid block ids (the caller has
+ * Limits:  n_heads % kv.n_kv_heads == 0; kv_page_layout_is_valid; soft_cap >= 0; window >= 0; n_keys
+ *          NULL, or each >= 1 and window 0; out may not alias q; table entries of the keys used are valid block ids (the caller has
  *          checked); exp of very negative values may flush to 0
  * Owns:    nothing
  * Thread:  the worker's main thread
@@ -56,6 +58,7 @@ typedef struct attention_args {
     int32_t n_seqs;
     const int32_t *query_start;
     const int32_t *n_context;
+    const int32_t *n_keys; /* NULL: causal */
     const int32_t *seq_row;
     const block_id *block_table;
     int64_t block_table_stride;
@@ -69,7 +72,7 @@ typedef struct attention_args {
 typedef struct attention_limits {
     int32_t max_rows;
     int32_t max_seqs;
-    int32_t max_context;
+    int32_t max_context; /* keys of a row */
     int32_t n_heads;
     kv_page_layout kv;
     int32_t n_threads;

@@ -78,9 +78,8 @@ static int64_t count_tiles(const attention_args *a, int32_t n_rows_max)
 static int64_t init_tile(attention_tile *t, const attention_args *a, int32_t seq, int32_t row,
                          int32_t n_rows)
 {
-    int32_t pos = attention__position(a, seq, row);
-    int32_t first = attention__first_key(a, pos) / ATTENTION_SPLIT;
-    int32_t last = (pos + n_rows - 1) / ATTENTION_SPLIT;
+    int32_t first = attention__first_key(a, attention__last_key(a, seq, row)) / ATTENTION_SPLIT;
+    int32_t last = attention__last_key(a, seq, row + n_rows - 1) / ATTENTION_SPLIT;
     *t = (attention_tile){.seq = seq,
                           .first_row = row,
                           .n_rows = n_rows,
@@ -171,7 +170,7 @@ static bool is_valid(const attention_args *a)
     int64_t width = (int64_t)a->n_heads * a->kv.head_dim;
     return kv_page_layout_is_valid(&a->kv) && a->n_seqs >= 0 && a->n_heads >= 1 &&
            a->n_heads % a->kv.n_kv_heads == 0 && a->q_stride >= width && a->out_stride >= width &&
-           a->window >= 0 && a->soft_cap >= 0;
+           a->window >= 0 && (!a->n_keys || a->window == 0) && a->soft_cap >= 0;
 }
 
 pgd_err attention__run(const attention_args *args, kernel_ctx *ctx, const attention_isa *isa)

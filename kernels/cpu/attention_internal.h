@@ -68,9 +68,10 @@ typedef struct attention_isa {
 
 pgd_err attention__run(const attention_args *args, kernel_ctx *ctx, const attention_isa *isa);
 
-static inline int32_t attention__position(const attention_args *a, int32_t seq, int32_t row)
+/* The last key that a row attends to: of a causal one, its position. */
+static inline int32_t attention__last_key(const attention_args *a, int32_t seq, int32_t row)
 {
-    return a->n_context[seq] - (a->query_start[seq + 1] - row);
+    return a->n_keys ? a->n_keys[seq] - 1 : a->n_context[seq] - (a->query_start[seq + 1] - row);
 }
 
 /* First key that a row at pos attends to. */

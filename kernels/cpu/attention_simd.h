@@ -95,11 +95,11 @@ static void find_keys(work *w, int32_t split)
 {
     const attention_args *a = w->args;
     int32_t base = split * ATTENTION_SPLIT;
-    int32_t pos = attention__position(a, w->tile->seq, w->tile->first_row);
     int32_t first = ATTENTION_SPLIT, last = 0;
     for (int32_t r = 0; r < w->tile->n_rows; r++) {
-        w->first_key[r] = PGD_MAX(attention__first_key(a, pos + r) - base, 0);
-        w->last_key[r] = PGD_MIN(pos + r + 1 - base, ATTENTION_SPLIT);
+        int32_t pos = attention__last_key(a, w->tile->seq, w->tile->first_row + r);
+        w->first_key[r] = PGD_MAX(attention__first_key(a, pos) - base, 0);
+        w->last_key[r] = PGD_MIN(pos + 1 - base, ATTENTION_SPLIT);
         if (w->first_key[r] < w->last_key[r]) {
             first = PGD_MIN(first, w->first_key[r]);
             last = PGD_MAX(last, w->last_key[r]);
@@ -124,8 +124,9 @@ static void find_pages(const work *w, int32_t split, source *keys, source *value
     size_t v_at = kv_page_v_elem(kv, w->kv_head) * (size_t)n_bytes;
     *keys = (source){.step = (int64_t)kv->block_size * n_bytes, .type = kv->type};
     *values = (source){.step = (int64_t)kv->head_dim * n_bytes, .type = kv->type};
-    int32_t n_keys = attention__position(w->args, w->tile->seq, w->tile->first_row) +
-                     w->tile->n_rows; /* of the last row: up to there pages are known */
+    /* Up to the last row's keys, pages are known. */
+    int32_t n_keys =
+        attention__last_key(w->args, w->tile->seq, w->tile->first_row + w->tile->n_rows - 1) + 1;
     for (int32_t g = w->first_group; g < w->last_group; g++) {
         int32_t key = split * ATTENTION_SPLIT + g * ATTENTION_KEY_GROUP;
         size_t o = (size_t)(key % kv->block_size) * (size_t)n_bytes;

@@ -17,6 +17,7 @@ typedef struct scene {
     float *v[MAX_SEQS];
     float *q[MAX_SEQS]; /* [n_context, n_heads * head_dim] */
     int32_t window;
+    bool sees_all; /* not causal: every row all keys of its sequence */
     float soft_cap;
     float sinks[64];
     bool has_sinks;
@@ -109,10 +110,11 @@ typedef pgd_err (*attention_fn)(const attention_args *args, kernel_ctx *ctx);
 static void attend(const scene *s, attention_fn fn, kernel_ctx *ctx, float *out,
                    const int32_t *seqs, const int32_t *first, const int32_t *n_rows, int32_t n_seqs)
 {
-    int32_t query_start[MAX_SEQS + 1] = {0}, n_context[MAX_SEQS];
+    int32_t query_start[MAX_SEQS + 1] = {0}, n_context[MAX_SEQS], n_keys[MAX_SEQS];
     for (int32_t i = 0; i < n_seqs; i++) {
         query_start[i + 1] = query_start[i] + n_rows[i];
         n_context[i] = first[i] + n_rows[i];
+        n_keys[i] = s->n_context[seqs[i]];
     }
     int64_t q_stride = q_width(s) + 3, n = q_stride * query_start[n_seqs];
     float *q = kernel_rig_floats(n);
@@ -130,7 +132,8 @@ static void attend(const scene *s, attention_fn fn, kernel_ctx *ctx, float *out,
                            .kv = s->kv,
                            .n_seqs = n_seqs,
                            .query_start = query_start,
-                           .n_context = n_context,
+                           .n_context = s->sees_all ? NULL : n_context,
+                           .n_keys = s->sees_all ? n_keys : NULL,
                            .seq_row = seqs,
                            .block_table = s->table,
                            .block_table_stride = MAX_BLOCKS,
@@ -146,11 +149,13 @@ static void attend(const scene *s, attention_fn fn, kernel_ctx *ctx, float *out,
 static void attend_plainly(const scene *s, float *out, int32_t seq, int32_t pos)
 {
     int32_t hd = s->kv.head_dim;
+    const float *queries = s->q[seq] + pos * q_width(s);
+    pos = s->sees_all ? s->n_context[seq] - 1 : pos; /* of the last key */
     int32_t first = s->window > 0 ? PGD_MAX(0, pos - s->window + 1) : 0;
     double *p = mem_calloc((size_t)pos + 1, sizeof(double));
     for (int32_t h = 0; h < s->n_heads; h++) {
         int32_t kv_head = h / (s->n_heads / s->kv.n_kv_heads);
-        const float *q = s->q[seq] + pos * q_width(s) + (int64_t)h * hd;
+        const float *q = queries + (int64_t)h * hd;
         double m = s->has_sinks ? s->sinks[h] : -INFINITY, sum = 0;
         for (int32_t j = first; j <= pos; j++) {
             const float *k = s->k[seq] + j * kv_width(s) + (int64_t)kv_head * hd;
@@ -223,7 +228,8 @@ static void check_case(kernel_rig *rig, int32_t k, kv_page_layout kv, int32_t gr
      * are factors of some 1e-5 in the weights. */
     bool is_spiky = k % 2 == 0;
     scene_init(&s, rig, kv, group, max_context, is_spiky ? 1 : 0.02f);
-    if (k % 3 == 1)
+    s.sees_all = k >= 12;
+    if (k % 3 == 1 && !s.sees_all)
         s.window = kernel_rig_int(1, 300);
     if (k % 4 == 2)
         s.soft_cap = 5;
@@ -249,6 +255,10 @@ static void compare(kernel_rig *rig)
     /* More heads of one KV head than a tile takes; then just as many. */
     check_case(rig, 1, (kv_page_layout){DTYPE_F16, 1, 32, 16}, 53, 150);
     check_case(rig, 2, (kv_page_layout){DTYPE_BF16, 1, 16, 48}, 48, 150);
+    /* Not causal. */
+    for (int32_t k = 12; k < 18; k++)
+        check_case(rig, k, (kv_page_layout){types[k % 3], 2, head_dims[k % 6], 16}, groups[k % 6],
+                   k % 2 == 0 ? 600 : 90);
 }
 
 static size_t workspace_bytes(void)
@@ -322,6 +332,7 @@ static void check_threads(kernel_rig *rig)
     for (int32_t k = 0; k < 4; k++) {
         scene_deinit(&s);
         scene_init(&s, rig, (kv_page_layout){DTYPE_F16, 2, 64, 16}, 3, 1200, 0.1f);
+        s.sees_all = k == 2;
         int32_t seq = 0, n_rows = PGD_MIN(s.n_context[0], k == 0 ? 1 : 20);
         int32_t first = s.n_context[0] - n_rows;
         int64_t n = n_rows * q_width(&s);
@@ -406,6 +417,10 @@ static void check_workspace(kernel_rig *rig)
     assert_int_equal(rig->ops->attention(&args, &ctx), PGD_OK);
     ctx.workspace_bytes = 0;
     assert_int_equal(rig->ops->attention(&args, &ctx), n_bytes > 0 ? PGD_EINVAL : PGD_OK);
+    args.n_keys = n_context;
+    args.window = 1; /* a window needs positions */
+    assert_int_equal(rig->ops->attention(&args, &ctx), PGD_EINVAL);
+    args.n_keys = NULL;
     args.n_heads = 0;
     assert_int_equal(rig->ops->attention(&args, &ctx), PGD_EINVAL);
 }
