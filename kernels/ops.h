@@ -9,10 +9,13 @@
 #ifndef KERNELS_OPS_H
 #define KERNELS_OPS_H
 
+#include "kernels/activation.h"
+#include "kernels/add_positions.h"
 #include "kernels/attention.h"
 #include "kernels/embed.h"
 #include "kernels/kv_write.h"
 #include "kernels/kv_zero.h"
+#include "kernels/layernorm.h"
 #include "kernels/matmul.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
@@ -26,11 +29,14 @@ typedef struct kernel_ops {
     const matmul_impl *matmul;
     pgd_err (*embed)(const embed_args *args, kernel_ctx *ctx);
     pgd_err (*rmsnorm)(const rmsnorm_args *args, kernel_ctx *ctx);
+    pgd_err (*layernorm)(const layernorm_args *args, kernel_ctx *ctx);
     pgd_err (*rope)(const rope_args *args, kernel_ctx *ctx);
     pgd_err (*kv_write)(const kv_write_args *args, kernel_ctx *ctx);
     pgd_err (*kv_zero)(const kv_zero_args *args, kernel_ctx *ctx);
     pgd_err (*attention)(const attention_args *args, kernel_ctx *ctx);
     pgd_err (*silu_mul)(const silu_mul_args *args, kernel_ctx *ctx);
+    pgd_err (*activation)(const activation_args *args, kernel_ctx *ctx);
+    pgd_err (*add_positions)(const add_positions_args *args, kernel_ctx *ctx);
     pgd_err (*sample)(const sample_args *args, kernel_ctx *ctx);
     /* Bytes of ctx->workspace that the op of the same name needs. */
     size_t (*attention_workspace_bytes)(const attention_limits *limits);
