@@ -1,0 +1,87 @@
+/* Adaptive replacement (Megiddo & Modha 2003) as rule OF10 has it: T1 holds blocks seen once, T2
+ * those seen again, B1 and B2 the keys that each lost last. A touch of a lost key moves the target
+ * length of T1 towards the list that should have been longer. Unlike the paper's, a lost key that
+ * is stored again starts in T1, and only touches adapt: a store is no sign that a key was wanted. */
+#include "engine/offload/offload_policy.h"
+
+enum { T1, T2, B1, B2 };
+
+static void insert(offload_policy *p, offload_entry *e)
+{
+    offload_policy_move(p, e, T1);
+}
+
+/* How far one touch moves the target: more, the shorter the list that was missed is. */
+static double step(const offload_policy *p, int32_t hit, int32_t other)
+{
+    double ratio = (double)p->n_entries[other] / p->n_entries[hit];
+    return ratio > 1 ? ratio : 1;
+}
+
+static void touch(offload_policy *p, offload_entry *e)
+{
+    switch (e->list_idx) {
+    case T1:
+        offload_policy_move(p, e, e->ref_count < 0 ? T1 : T2);
+        break;
+    case B1:
+        p->target = PGD_MIN((double)p->capacity, p->target + step(p, B1, B2));
+        offload_policy_move(p, e, B1);
+        break;
+    case B2:
+        p->target = PGD_MAX(0.0, p->target - step(p, B2, B1));
+        offload_policy_move(p, e, B2);
+        break;
+    default:
+        offload_policy_move(p, e, T2);
+    }
+}
+
+/* The first victim at or behind *node; NULL when there is none. *node then stands behind it. */
+static offload_entry *next_victim(const offload_policy *p, int32_t list_idx, list_node **node,
+                                  uint32_t protect_id)
+{
+    while (*node != &p->lists[list_idx]) {
+        offload_entry *e = LIST_ENTRY(*node, offload_entry, node);
+        *node = (*node)->next;
+        if (offload_entry_is_evictable(e, protect_id))
+            return e;
+    }
+    return NULL;
+}
+
+static bool choose(offload_entry **out, const offload_policy *p, int32_t n, uint32_t protect_id)
+{
+    list_node *t1 = p->lists[T1].next, *t2 = p->lists[T2].next;
+    int32_t n_t1 = p->n_entries[T1]; /* as it will be */
+    for (int32_t i = 0; i < n; i++) {
+        out[i] = n_t1 >= (int32_t)p->target ? next_victim(p, T1, &t1, protect_id) : NULL;
+        if (out[i] != NULL)
+            n_t1--;
+        else if ((out[i] = next_victim(p, T2, &t2, protect_id)) == NULL)
+            return false;
+    }
+    return true;
+}
+
+static offload_entry *evict(offload_policy *p, offload_entry *e)
+{
+    int32_t ghosts = e->list_idx == T1 ? B1 : B2;
+    offload_policy_move(p, e, ghosts);
+    if (p->n_entries[ghosts] <= p->capacity)
+        return NULL;
+    offload_entry *oldest = LIST_ENTRY(p->lists[ghosts].next, offload_entry, node);
+    offload_policy_remove(p, oldest);
+    return oldest;
+}
+
+const offload_policy_ops *offload_policy_arc(void)
+{
+    static const offload_policy_ops ops = {.name = "arc",
+                                           .has_ghosts = true,
+                                           .insert = insert,
+                                           .touch = touch,
+                                           .choose = choose,
+                                           .evict = evict};
+    return &ops;
+}
