@@ -12,6 +12,7 @@
  *   Q5_0  d | 32 high bits, bit i is bit 4 of q[i] | as Q4_0               (q - 16) * d
  *   Q5_1  d m | high bits | as Q4_0                                        q * d + m
  *   Q8_0  d | 32 signed bytes                                              q * d
+ *   MXFP4 e | 16 bytes as Q4_0, q an E2M1 code      (twice its value) * 2^(e - 128)
  *   Q4_K  d dmin | 12 bytes: 8 scales and 8 minima of 6 bits | 128 bytes: per group of 64 values
  *         32 bytes, low nibbles first         (d * scale) * q - (dmin * min), for each 32 values
  *   Q5_K  d dmin | 12 bytes | 32 bytes of high bits: bit g for the g-th 32 values | 128 bytes
@@ -44,7 +45,7 @@ static const dtype_info infos[] = {
     {DTYPE_I32, "I32", 1, 4, false},        {(dtype)27, "I64", 1, 8, false},
     {(dtype)28, "F64", 1, 8, false},        {(dtype)29, "IQ1_M", 256, 56, false},
     {DTYPE_BF16, "BF16", 1, 2, true},       {(dtype)34, "TQ1_0", 256, 54, false},
-    {(dtype)35, "TQ2_0", 256, 66, false},   {(dtype)39, "MXFP4", 32, 17, false},
+    {(dtype)35, "TQ2_0", 256, 66, false},   {DTYPE_MXFP4, "MXFP4", 32, 17, true},
 };
 
 const dtype_info *dtype_get_info(int32_t gguf_type_id)
@@ -226,6 +227,20 @@ static void dequantize_q8_0(float *out, const uint8_t *b)
         out[j] = d * (float)(int8_t)b[2 + j];
 }
 
+/* Four bits of MXFP4: sign, two bits of exponent, one of mantissa. Doubled, so that all are whole. */
+static const int8_t e2m1_doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+static void dequantize_mxfp4(float *out, const uint8_t *b)
+{
+    /* 2^(e - 128), half of what the E8M0 scale says; the lowest two are below the normal range. */
+    uint32_t e = b[0];
+    float d = f32_from_bits(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+    for (int j = 0; j < 16; j++) {
+        out[j] = d * (float)e2m1_doubled[b[1 + j] & 0xf];
+        out[j + 16] = d * (float)e2m1_doubled[b[1 + j] >> 4];
+    }
+}
+
 /* The 6-bit scale and minimum of group g (0..7) of a Q4_K or Q5_K block: groups 0..3 lie in the low
  * 6 bits of bytes g and g+4, the others have 4 bits in byte g+4 and 2 in the top of bytes g-4 and
  * g. */
@@ -311,6 +326,8 @@ static block_fn get_block_fn(dtype type)
         return dequantize_q5_k;
     case DTYPE_Q6_K:
         return dequantize_q6_k;
+    case DTYPE_MXFP4:
+        return dequantize_mxfp4;
     default:
         return NULL;
     }

@@ -27,6 +27,7 @@ typedef enum dtype {
     DTYPE_I16 = 25,
     DTYPE_I32 = 26,
     DTYPE_BF16 = 30,
+    DTYPE_MXFP4 = 39,
     DTYPE_NONE = -1
 } dtype;
 

@@ -302,7 +302,7 @@ static pgd_err check_tensor(const model_file *f, const model_layout_tensor *want
         return pgd_fail(why, PGD_EUNSUPPORTED,
                         "expected a type that this build computes with (F32, F16, BF16, Q8_0, "
                         "Q4_0, Q4_1, Q5_0, "
-                        "Q5_1, Q4_K, Q5_K, Q6_K), got %s, at tensor \"%s\"",
+                        "Q5_1, Q4_K, Q5_K, Q6_K, MXFP4), got %s, at tensor \"%s\"",
                         t->type_name, wanted->name);
     return PGD_OK;
 }

@@ -86,6 +86,15 @@ MATMUL_INLINE __m256 load_s8(const uint8_t *p)
         _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
 }
 
+/* 2^(e - 128) of 8 bytes e; zero for the two lowest, which are below the normal range. */
+MATMUL_INLINE __m256 load_e8m0(const uint8_t *p)
+{
+    __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+    const __m256i one = _mm256_set1_epi32(1);
+    e = _mm256_sub_epi32(_mm256_max_epi32(e, one), one);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
+}
+
 MATMUL_INLINE __m256i broadcast_x(const matmul_x_unit *x, int g)
 {
     int32_t four;
@@ -100,7 +109,10 @@ MATMUL_INLINE __m256i load_weights(const uint8_t *p, dtype type, int g)
     __m256i raw = load_line(p + (g & 3) * 128);
     if (g >= 4)
         raw = _mm256_srli_epi16(raw, 4);
-    return _mm256_and_si256(raw, _mm256_set1_epi8(0x0f));
+    raw = _mm256_and_si256(raw, _mm256_set1_epi8(0x0f));
+    if (type == DTYPE_MXFP4)
+        raw = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_setr_epi8(MATMUL_E2M1)), raw);
+    return raw;
 }
 
 MATMUL_INLINE void dot_q8(int_tile *sums, const uint8_t *lines, const matmul_x_unit *const *x,
@@ -202,7 +214,7 @@ MATMUL_INLINE void add_unit(float_acc *acc, const uint8_t *w, const matmul_x_uni
         dot_groups(&sums, lines, x, b, type, 0, 8, R, N);
     MATMUL_UNROLL
     for (int i = 0; i < N; i++) {
-        __m256 scale = load_f16(halves + 16 * i);
+        __m256 scale = type == DTYPE_MXFP4 ? load_e8m0(bytes + 8 * i) : load_f16(halves + 16 * i);
         if (is_k45)
             scale = _mm256_mul_ps(scale, load_u8(bytes + 8 * i));
         add_scaled(acc, &sums, scale, x, b, i, R);
@@ -262,7 +274,7 @@ MATMUL_INLINE void quant_tile(const matmul_span *span, int32_t panel, int32_t ro
     for (int32_t b = 0; b < n_units; b++) {
         if (R == 1 && span->prefetch) { /* the next panel follows directly */
             const char *ahead =
-                (const char *)w + matmul__locate(type, b).meta + MATMUL_STREAM_AHEAD;
+                (const char *)w + matmul__locate(type, b).lines + MATMUL_STREAM_AHEAD;
             MATMUL_UNROLL
             for (int i = 0; i < unit_bytes; i += 64)
                 _mm_prefetch(ahead + i, _MM_HINT_T0);
@@ -293,6 +305,7 @@ typedef void (*quant_tile_fn)(const matmul_span *span, int32_t panel, int32_t ro
                                                         quant_##T##_3};
 
 QUANT_TYPE(Q8_0)
+QUANT_TYPE(MXFP4)
 QUANT_TYPE(Q4_0)
 QUANT_TYPE(Q4_1)
 QUANT_TYPE(Q5_0)
@@ -306,6 +319,8 @@ static const quant_tile_fn *get_quant_tiles(dtype type)
     switch (type) {
     case DTYPE_Q8_0:
         return tiles_Q8_0;
+    case DTYPE_MXFP4:
+        return tiles_MXFP4;
     case DTYPE_Q4_0:
         return tiles_Q4_0;
     case DTYPE_Q4_1:

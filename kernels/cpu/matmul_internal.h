@@ -19,6 +19,7 @@
  *
  *   Q8_0 Q4_0 Q5_0   d f16[32] | lines
  *   Q4_1 Q5_1        d f16[32] | m f16[32] | lines
+ *   MXFP4            per 2 units (the last may be alone): 2 x e u8[32] | 1 or 2 x lines
  *   Q4_K Q5_K        per 8 units: d f16[32] | dmin f16[32] | 8 x (scale u8[32] | min u8[32] | lines)
  *   Q6_K             per 8 units: d f16[32] | 8 x (scale s8[32] | scale s8[32] | lines);
  *                    the first scale is for K 0..15 of the unit, the second for K 16..31
@@ -120,7 +121,7 @@ typedef struct matmul_place {
 
 MATMUL_INLINE bool matmul__is_4bit(dtype type)
 {
-    return type == DTYPE_Q4_0 || type == DTYPE_Q4_1 || type == DTYPE_Q4_K;
+    return type == DTYPE_Q4_0 || type == DTYPE_Q4_1 || type == DTYPE_Q4_K || type == DTYPE_MXFP4;
 }
 
 /* A minimum is added (Q4_1, Q5_1) or subtracted (Q4_K, Q5_K) besides. */
@@ -149,6 +150,8 @@ MATMUL_INLINE size_t matmul__lines_bytes(dtype type)
 /* A unit with its own scales. */
 MATMUL_INLINE size_t matmul__unit_bytes(dtype type)
 {
+    if (type == DTYPE_MXFP4)
+        return MATMUL_META / 2 + matmul__lines_bytes(type);
     size_t meta = matmul__has_min(type) && !matmul__is_k45(type) ? 2 * MATMUL_META : MATMUL_META;
     return meta + matmul__lines_bytes(type);
 }
@@ -163,6 +166,11 @@ MATMUL_INLINE matmul_place matmul__locate(dtype type, int32_t b)
 {
     size_t unit = matmul__unit_bytes(type);
     size_t to_lines = unit - matmul__lines_bytes(type);
+    if (type == DTYPE_MXFP4) {
+        size_t pair = (size_t)(b >> 1) * 2 * unit;
+        return (matmul_place){pair + MATMUL_META + (size_t)(b & 1) * matmul__lines_bytes(type),
+                              pair + (size_t)(b & 1) * MATMUL_PANEL, 0};
+    }
     if (!matmul__is_k(type))
         return (matmul_place){(size_t)b * unit + to_lines, (size_t)b * unit, 0};
     size_t super = (size_t)(b >> 3) * (matmul__super_meta(type) + 8 * unit);
@@ -179,6 +187,7 @@ MATMUL_INLINE int matmul__offset_shift(dtype type)
     case DTYPE_Q4_0:
         return 3;
     case DTYPE_Q5_0:
+    case DTYPE_MXFP4: /* what the look-up of a nibble gives: 4..28 */
         return 4;
     case DTYPE_Q6_K:
         return 5;
@@ -187,10 +196,15 @@ MATMUL_INLINE int matmul__offset_shift(dtype type)
     }
 }
 
+/* Twice the value of each E2M1 code (dtype.c), plus 16: bytes for one shuffle. */
+#define MATMUL_E2M1 16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4
+
 /* Lines whose 16-bit sums of byte products cannot overflow: 2 * (largest weight) * 127 * lines <=
  * 32767. Not for Q8_0. */
 MATMUL_INLINE int matmul__groups_in_16bit(dtype type)
 {
+    if (type == DTYPE_MXFP4)
+        return 4; /* 28 */
     if (matmul__is_4bit(type))
         return 8; /* 15 */
     return type == DTYPE_Q6_K ? 2 /* 63 */ : 4 /* 31 */;

@@ -22,6 +22,8 @@ size_t matmul__panel_bytes(dtype type, int32_t n_in)
     if (matmul__is_float(type))
         return (size_t)n_in * PANEL * (size_t)info->block_bytes;
     size_t supers = matmul__is_k(type) ? n_units / 8 * matmul__super_meta(type) : 0;
+    if (type == DTYPE_MXFP4) /* whole lines of scales */
+        return PGD_ROUND_UP(n_units * matmul__unit_bytes(type), MATMUL_META);
     return supers + n_units * matmul__unit_bytes(type);
 }
 
@@ -77,7 +79,8 @@ static void pack_row_32(uint8_t *panel, dtype type, int r, const uint8_t *row, i
     for (int32_t b = 0; b < n_units; b++) {
         matmul_place at = matmul__locate(type, b);
         uint8_t *lines = panel + at.lines;
-        put_f16(panel + at.meta, 0, r, row);
+        if (type != DTYPE_MXFP4)
+            put_f16(panel + at.meta, 0, r, row);
         if (matmul__has_min(type))
             put_f16(panel + at.meta, 1, r, row + 2);
         switch (type) {
@@ -91,6 +94,11 @@ static void pack_row_32(uint8_t *panel, dtype type, int r, const uint8_t *row, i
             join_5bit(values, row + 2, row + 6);
             put_bytes(lines, r, values);
             row += 22;
+            break;
+        case DTYPE_MXFP4:
+            panel[at.meta + (size_t)r] = row[0];
+            put_nibbles(lines, r, row + 1);
+            row += 17;
             break;
         case DTYPE_Q4_0:
             put_nibbles(lines, r, row + 2);

@@ -65,6 +65,15 @@ MATMUL_INLINE __m512 load_s8(const uint8_t *p)
         _mm512_cvtepi8_epi32(_mm_load_si128((const __m128i *)(const void *)p)));
 }
 
+/* 2^(e - 128) of 16 bytes e; zero for the two lowest, which are below the normal range. */
+MATMUL_INLINE __m512 load_e8m0(const uint8_t *p)
+{
+    __m512i e = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)(const void *)p));
+    const __m512i one = _mm512_set1_epi32(1);
+    e = _mm512_sub_epi32(_mm512_max_epi32(e, one), one);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(e, 23));
+}
+
 /* Activations 4g..4g+3 in every lane. */
 MATMUL_INLINE __m512i broadcast_x(const matmul_x_unit *x, int g)
 {
@@ -81,7 +90,10 @@ MATMUL_INLINE __m512i load_weights(const uint8_t *lines, dtype type, int g)
     __m512i raw = load_line(lines + (g & 3) * 128);
     if (g >= 4)
         raw = _mm512_srli_epi16(raw, 4);
-    return _mm512_and_si512(raw, _mm512_set1_epi8(0x0f));
+    raw = _mm512_and_si512(raw, _mm512_set1_epi8(0x0f));
+    if (type == DTYPE_MXFP4)
+        raw = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_setr_epi8(MATMUL_E2M1)), raw);
+    return raw;
 }
 
 /* What the sum over K groups [g0, g1) starts at: -(offset) * (sum of x). */
@@ -238,7 +250,8 @@ MATMUL_INLINE void add_unit(tile_acc *acc, const uint8_t *w, const matmul_x_unit
     dot_groups(&sums, lines, x, b, type, 0, 8, R);
     MATMUL_UNROLL
     for (int c = 0; c < HALVES; c++) {
-        scale[c] = load_f16((is_k45 ? super : meta) + 32 * c);
+        scale[c] = type == DTYPE_MXFP4 ? load_e8m0(meta + 16 * c)
+                                       : load_f16((is_k45 ? super : meta) + 32 * c);
         if (is_k45)
             scale[c] = _mm512_mul_ps(scale[c], load_u8(meta + 16 * c));
     }
@@ -276,7 +289,7 @@ MATMUL_INLINE void quant_tile(const matmul_span *span, int32_t panel, int32_t ro
             acc.v[r][c] = _mm512_setzero_ps();
     }
     for (int32_t b = 0; b < n_units; b++) {
-        const char *unit = (const char *)w + matmul__locate(type, b).meta;
+        const char *unit = (const char *)w + matmul__locate(type, b).lines;
         if (R > 2) { /* the first of the row tiles fetches the panel, whichever it is */
             MATMUL_UNROLL
             for (int i = 0; i < unit_bytes; i += 64)
@@ -316,6 +329,7 @@ typedef void (*quant_tile_fn)(const matmul_span *span, int32_t panel, int32_t ro
         quant_##T##_1, quant_##T##_2, quant_##T##_3, quant_##T##_4, quant_##T##_5, quant_##T##_6};
 
 QUANT_TYPE(Q8_0)
+QUANT_TYPE(MXFP4)
 QUANT_TYPE(Q4_0)
 QUANT_TYPE(Q4_1)
 QUANT_TYPE(Q5_0)
@@ -329,6 +343,8 @@ static const quant_tile_fn *get_quant_tiles(dtype type)
     switch (type) {
     case DTYPE_Q8_0:
         return tiles_Q8_0;
+    case DTYPE_MXFP4:
+        return tiles_MXFP4;
     case DTYPE_Q4_0:
         return tiles_Q4_0;
     case DTYPE_Q4_1:

@@ -22,6 +22,14 @@ SCALES = {
 EDGES = [0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x83FF, 0x0400, 0x3C00, 0xBC00, 0x7BFF, 0xFBFF, 0x2E66, 0x1400]
 
 
+def mxfp4_blocks(rng):
+    """Every scale that leaves all values finite, with random and with extreme codes."""
+    b = rng.integers(0, 256, (256 + 64, 17), dtype=np.uint8)
+    b[:, 0] = np.arange(len(b)) % 252
+    b[256:, 1:] = (np.arange(64) * 0x11 % 256)[:, None]
+    return b
+
+
 def blocks_of(kind, rng):
     elems, size = gguf.GGML_QUANT_SIZES[kind]
     n = 256 if elems == 32 else 96
@@ -49,7 +57,7 @@ def main():
     f16 = halves[(halves & 0x7C00) != 0x7C00].astype("<u2")  # every finite value
     bf16 = halves[(halves & 0x7F80) != 0x7F80]
     bf16 = np.concatenate([bf16[:300], bf16[0x7F80 : 0x7F80 + 300], rng.choice(bf16, 8000)]).astype("<u2")
-    for kind in (T.F16, T.BF16, *SCALES):
+    for kind in (T.F16, T.BF16, *SCALES, T.MXFP4):
         elems, size = gguf.GGML_QUANT_SIZES[kind]
         if kind == T.F16:
             raw = f16.view(np.uint8).reshape(1, -1)
@@ -58,7 +66,7 @@ def main():
             raw = bf16.view(np.uint8).reshape(1, -1)
             want = gguf.dequantize(raw, kind)
         else:
-            raw = blocks_of(kind, rng)
+            raw = mxfp4_blocks(rng) if kind == T.MXFP4 else blocks_of(kind, rng)
             with np.errstate(over="raise", invalid="raise"):
                 want = gguf.dequantize(raw.reshape(1, -1), kind)
         want = np.ascontiguousarray(want, np.float32).reshape(-1)

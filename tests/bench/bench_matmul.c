@@ -311,7 +311,7 @@ int main(int argc, char **argv)
 {
     static const dtype all[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q8_0,
                                 DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q5_0, DTYPE_Q5_1,
-                                DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K};
+                                DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K, DTYPE_MXFP4};
     bench b = {.isa = cpu_features_best(), .n_rounds = 5};
     int32_t n_threads = 0;
     const char *only_model = NULL;

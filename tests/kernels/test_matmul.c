@@ -22,7 +22,7 @@
 
 static const dtype types[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q8_0,
                               DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q5_0, DTYPE_Q5_1,
-                              DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K};
+                              DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K, DTYPE_MXFP4};
 static const cpu_isa levels[] = {CPU_ISA_REF, CPU_ISA_AVX2, CPU_ISA_AVX512, CPU_ISA_AVX512VNNI};
 
 static uint64_t rng_state = 0x9e3779b97f4a7c15u;
@@ -75,6 +75,10 @@ static uint8_t *make_weights(dtype type, int32_t n_out, int32_t n_in)
         w[i] = (uint8_t)rng();
     size_t block_bytes = (size_t)dtype_get_info((int32_t)type)->block_bytes;
     for (uint8_t *b = w; b < w + n_bytes; b += block_bytes) {
+        if (type == DTYPE_MXFP4) {
+            b[0] = rng() % 64 == 0 ? 0 : (uint8_t)(112 + rng() % 16);
+            continue;
+        }
         uint8_t *d = type == DTYPE_Q6_K ? b + 208 : b;
         put_u16(d, dtype_f32_to_f16(uniform() * 0.01f));
         if (type == DTYPE_Q4_1 || type == DTYPE_Q5_1 || type == DTYPE_Q4_K || type == DTYPE_Q5_K)
@@ -453,8 +457,8 @@ static void test_matmul_packed_bytes(void **state)
         const matmul_impl *impl = matmul_get_impl(levels[l]);
         if (impl == NULL)
             continue;
-        static const dtype same[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16,
-                                     DTYPE_Q8_0, DTYPE_Q4_0, DTYPE_Q4_1};
+        static const dtype same[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q8_0,
+                                     DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_MXFP4};
         for (size_t i = 0; i < PGD_ARRAY_LEN(same); i++)
             assert_int_equal(impl->packed_bytes(same[i], 64, 576),
                              64 * dtype_row_bytes(same[i], 576));

@@ -95,8 +95,8 @@ static void check_golden(const char *name)
 
 static void test_dtype_dequantize_is_bit_equal_to_golden(void **state)
 {
-    static const char *const names[] = {"F16",  "BF16", "Q4_0", "Q4_1", "Q5_0",
-                                        "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"};
+    static const char *const names[] = {"F16",  "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
+                                        "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"};
     (void)state;
     for (size_t i = 0; i < PGD_ARRAY_LEN(names); i++)
         check_golden(names[i]);
