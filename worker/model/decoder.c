@@ -15,6 +15,7 @@
 #include <math.h>
 
 #include "common/mem.h"
+#include "worker/model/model_ops.h"
 #include "worker/model/rope_table.h"
 
 struct decoder {
@@ -45,38 +46,19 @@ typedef struct pass {
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-typedef struct plan {
-    uint8_t *data;
-    size_t n_bytes;
-    bool overflow;
-} plan;
-
-static float *take(plan *p, int64_t n_rows, int64_t n_cols)
-{
-    size_t n_elems, n_bytes;
-    if (!mem_mul(&n_elems, (size_t)n_rows, (size_t)n_cols) ||
-        !mem_mul(&n_bytes, n_elems, sizeof(float)) || !mem_add(&n_bytes, n_bytes, 63)) {
-        p->overflow = true;
-        return NULL;
-    }
-    float *piece = p->data ? (float *)(void *)(p->data + p->n_bytes) : NULL;
-    if (!mem_add(&p->n_bytes, p->n_bytes, n_bytes / 64 * 64))
-        p->overflow = true;
-    return piece;
-}
-
-static void lay_out(decoder *d, plan *p)
+static void lay_out(decoder *d, model_ops_plan *p)
 {
     const model_config *cfg = d->opts.cfg;
     int64_t max_rows = PGD_MAX(d->opts.max_rows, d->opts.max_seqs);
-    d->x = take(p, max_rows, cfg->dim);
-    d->h = take(p, max_rows, cfg->dim);
-    d->qkv = take(p, max_rows, (int64_t)(cfg->n_heads + 2 * cfg->n_kv_heads) * cfg->head_dim);
-    d->attn = take(p, max_rows, (int64_t)cfg->n_heads * cfg->head_dim);
-    d->gate_up = take(p, max_rows, (int64_t)2 * cfg->ffn_dim);
-    d->logits = take(p, d->opts.max_seqs, cfg->vocab_size);
-    d->slice = take(p, PGD_MIN(DECODER_MAX_SLICE, d->opts.max_rows), cfg->vocab_size);
-    d->rope_table = take(p, d->opts.max_positions, cfg->rope_dim);
+    d->x = model_ops_take(p, max_rows, cfg->dim);
+    d->h = model_ops_take(p, max_rows, cfg->dim);
+    d->qkv =
+        model_ops_take(p, max_rows, (int64_t)(cfg->n_heads + 2 * cfg->n_kv_heads) * cfg->head_dim);
+    d->attn = model_ops_take(p, max_rows, (int64_t)cfg->n_heads * cfg->head_dim);
+    d->gate_up = model_ops_take(p, max_rows, (int64_t)2 * cfg->ffn_dim);
+    d->logits = model_ops_take(p, d->opts.max_seqs, cfg->vocab_size);
+    d->slice = model_ops_take(p, PGD_MIN(DECODER_MAX_SLICE, d->opts.max_rows), cfg->vocab_size);
+    d->rope_table = model_ops_take(p, d->opts.max_positions, cfg->rope_dim);
 }
 
 pgd_err decoder_create(decoder **out, const decoder_opts *opts, pgd_why *why)
@@ -88,7 +70,7 @@ pgd_err decoder_create(decoder **out, const decoder_opts *opts, pgd_why *why)
     if (!d)
         return PGD_ENOMEM;
     d->opts = *opts;
-    plan p = {0};
+    model_ops_plan p = {0};
     lay_out(d, &p);
     pgd_err err = PGD_ENOMEM;
     d->n_bytes = p.n_bytes;
@@ -101,7 +83,7 @@ pgd_err decoder_create(decoder **out, const decoder_opts *opts, pgd_why *why)
             p.n_bytes);
         goto fail;
     }
-    p = (plan){.data = d->data};
+    p = (model_ops_plan){.data = d->data};
     lay_out(d, &p);
     err = rope_table_fill(d->rope_table, opts->max_positions, opts->cfg, opts->w->rope_freqs, why);
     if (err != PGD_OK)
@@ -131,21 +113,7 @@ size_t decoder_bytes(const decoder *d)
 static pgd_err linear(const pass *p, float *out, const weights_linear *w, const float *x,
                       int64_t x_stride, bool accumulate)
 {
-    matmul_args args = {.x = x,
-                        .x_stride = x_stride,
-                        .n_rows = p->n_rows,
-                        .n_in = w->n_in,
-                        .n_weights = w->n_parts,
-                        .accumulate = accumulate};
-    int32_t at = 0;
-    for (int32_t i = 0; i < w->n_parts; i++) {
-        args.weights[i] = &w->parts[i];
-        args.out[i] = out + at;
-        args.out_stride[i] = w->n_out;
-        args.bias[i] = w->bias ? w->bias + at : NULL;
-        at += w->parts[i].n_out;
-    }
-    return p->ops->matmul->run(&args, p->ctx);
+    return model_ops_linear(out, w, x, x_stride, p->n_rows, accumulate, p->ops, p->ctx);
 }
 
 static pgd_err norm_hidden(const pass *p, const float *weight)
@@ -237,20 +205,10 @@ static pgd_err attend(const pass *p, int32_t layer)
 static pgd_err gather(const pass *p, float *rows, const float *source, int32_t dim)
 {
     const input_batch *b = p->batch;
-    embed_args args = {.out = rows,
-                       .out_stride = dim,
-                       .table = source,
-                       .type = DTYPE_F32,
-                       .row_bytes = (int64_t)dim * (int64_t)sizeof(float),
-                       .n_table_rows = b->n_rows,
-                       .ids = b->logit_rows,
-                       .n_rows = b->n_logit_rows,
-                       .dim = dim};
-    PGD_TRY(p->ops->embed(&args, p->ctx));
-    args.out = rows + (int64_t)b->n_logit_rows * dim;
-    args.ids = b->prompt_rows;
-    args.n_rows = b->n_prompt_rows;
-    return p->ops->embed(&args, p->ctx);
+    PGD_TRY(model_ops_gather(rows, source, b->n_rows, b->logit_rows, b->n_logit_rows, dim, p->ops,
+                             p->ctx));
+    return model_ops_gather(rows + (int64_t)b->n_logit_rows * dim, source, b->n_rows,
+                            b->prompt_rows, b->n_prompt_rows, dim, p->ops, p->ctx);
 }
 
 static pgd_err embed_tokens(const pass *p)
