@@ -4,8 +4,9 @@
  * For row t of sequence s at position p, and head h, whose KV head is h / (n_heads / n_kv_heads):
  *
  *   z_j          = cap(scale * sum_i q[t, h, i] * K[j, i])
- *                  over the keys j in [max(0, p - window + 1), p]; window 0: from key 0;
+ *                  over the keys j in [first(p), p];
  *                  with n_keys over all j in [0, n_keys[s]), whatever the position
+ *   first(p)     = max(0, window > 0 ? p - window + 1 : 0, chunk > 0 ? p / chunk * chunk : 0)
  *   cap(z)       = soft_cap > 0 ? soft_cap * tanh(z / soft_cap) : z
  *   m            = max_j z_j, with sinks also of sinks[h]
  *   out[t, h, :] = sum_j exp(z_j - m) * V[j, :]
@@ -18,19 +19,19 @@
  * step are already in the pages.
  *
  * Order of sums (I1): keys are cut into splits of ATTENTION_SPLIT keys anchored at position 0, also
- * with a window. Inside a split the order depends on positions alone; the partial results (maximum,
- * sum, weighted V) of a row and head are folded in ascending order of splits. So the bits of a row
- * and head depend on its own q, K and V alone, not on the batch, on how the prompt was cut, or on
- * the number of threads. Neighbouring rows and heads may share loads. Keys after p or before the
- * window take no part in any sum or maximum: stale NaN in unused slots has no effect.
+ * with a window or chunks. Inside a split the order depends on positions alone; the partial results
+ * (maximum, sum, weighted V) of a row and head are folded in ascending order of splits. So the bits
+ * of a row and head depend on its own q, K and V alone, not on the batch, on how the prompt was
+ * cut, or on the number of threads. Neighbouring rows and heads may share loads. Keys after p or before
+ * first(p) take no part in any sum or maximum: stale NaN in unused slots has no effect.
  *
  * Shapes:  q [n_rows, n_heads, head_dim] with q_stride; out [n_rows, n_heads, head_dim] with
  *          out_stride; query_start [n_seqs + 1]; n_context, seq_row, n_keys [n_seqs]; block_table [rows,
  *          block_table_stride]; sinks [n_heads] or NULL
  * Types:   q, out f32; pages of kv.type; sums in f32 (ref: f64)
- * Limits:  n_heads % kv.n_kv_heads == 0; kv_page_layout_is_valid; soft_cap >= 0; window >= 0; n_keys
- *          NULL, or each >= 1 and window 0; out may not alias q; table entries of the keys used are valid block ids (the caller has
- *          checked); exp of very negative values may flush to 0
+ * Limits:  n_heads % kv.n_kv_heads == 0; kv_page_layout_is_valid; soft_cap, window, chunk >= 0;
+ *          n_keys NULL, or each >= 1 and window and chunk 0; out may not alias q; table entries of
+ *          the keys used are valid block ids (the caller has checked); exp of very negative values may flush to 0
  * Owns:    nothing
  * Thread:  the worker's main thread
  * Errors:  PGD_EINVAL (limits)
@@ -63,7 +64,8 @@ typedef struct attention_args {
     const block_id *block_table;
     int64_t block_table_stride;
     float scale;
-    int32_t window;
+    int32_t window; /* tokens, the row's own included; 0 = none */
+    int32_t chunk;  /* tokens of a chunk that attends to itself alone; 0 = none */
     float soft_cap;
     const float *sinks;
 } attention_args;

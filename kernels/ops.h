@@ -13,14 +13,16 @@
 #include "kernels/add_positions.h"
 #include "kernels/attention.h"
 #include "kernels/embed.h"
+#include "kernels/gated_act.h"
 #include "kernels/kv_write.h"
 #include "kernels/kv_zero.h"
 #include "kernels/layernorm.h"
 #include "kernels/matmul.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
+#include "kernels/row_scale.h"
 #include "kernels/sample.h"
-#include "kernels/silu_mul.h"
+#include "kernels/soft_cap.h"
 
 PGD_BEGIN_C
 
@@ -34,9 +36,11 @@ typedef struct kernel_ops {
     pgd_err (*kv_write)(const kv_write_args *args, kernel_ctx *ctx);
     pgd_err (*kv_zero)(const kv_zero_args *args, kernel_ctx *ctx);
     pgd_err (*attention)(const attention_args *args, kernel_ctx *ctx);
-    pgd_err (*silu_mul)(const silu_mul_args *args, kernel_ctx *ctx);
+    pgd_err (*gated_act)(const gated_act_args *args, kernel_ctx *ctx);
     pgd_err (*activation)(const activation_args *args, kernel_ctx *ctx);
     pgd_err (*add_positions)(const add_positions_args *args, kernel_ctx *ctx);
+    pgd_err (*row_scale)(const row_scale_args *args, kernel_ctx *ctx);
+    pgd_err (*soft_cap)(const soft_cap_args *args, kernel_ctx *ctx);
     pgd_err (*sample)(const sample_args *args, kernel_ctx *ctx);
     /* Bytes of ctx->workspace that the op of the same name needs. */
     size_t (*attention_workspace_bytes)(const attention_limits *limits);

@@ -1,13 +1,15 @@
 /* RMS normalisation of groups of values.
  *
- *   out[t, g, i] = x[t, g, i] / sqrt(mean_i(x[t, g, i]^2) + eps) * weight[i]
+ *   y[t, g, i]   = x[t, g, i] / sqrt(mean_i(x[t, g, i]^2) + eps) * weight[i]
+ *   out[t, g, i] = y[t, g, i], with accumulate out[t, g, i] + y[t, g, i]
  *
  * One group a row normalises hidden states; n_heads groups of head_dim values normalise Q or K.
+ * Accumulating adds a normalised branch to the residual stream.
  *
  * Shapes:  x [n_rows, n_groups, dim] with x_stride elements between rows, groups contiguous; out
- *          likewise with out_stride; weight [dim]
+ *          likewise with out_stride; weight [dim], NULL: ones
  * Types:   f32; sums in f32 in an order that depends on dim alone (ref: f64)
- * Limits:  n_rows >= 0, n_groups >= 1, dim >= 1, any dim; out may be x (same stride)
+ * Limits:  n_rows >= 0, n_groups >= 1, dim >= 1, any dim; out may be x (same stride) unless accumulate
  * Owns:    nothing
  * Thread:  the worker's main thread
  * Errors:  PGD_EINVAL (limits)
@@ -30,6 +32,7 @@ typedef struct rmsnorm_args {
     int32_t n_groups;
     int32_t dim;
     float eps;
+    bool accumulate;
 } rmsnorm_args;
 
 pgd_err rmsnorm_ref(const rmsnorm_args *args, kernel_ctx *ctx);

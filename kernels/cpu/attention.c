@@ -170,7 +170,8 @@ static bool is_valid(const attention_args *a)
     int64_t width = (int64_t)a->n_heads * a->kv.head_dim;
     return kv_page_layout_is_valid(&a->kv) && a->n_seqs >= 0 && a->n_heads >= 1 &&
            a->n_heads % a->kv.n_kv_heads == 0 && a->q_stride >= width && a->out_stride >= width &&
-           a->window >= 0 && (!a->n_keys || a->window == 0) && a->soft_cap >= 0;
+           a->window >= 0 && a->chunk >= 0 && (!a->n_keys || a->window + a->chunk == 0) &&
+           a->soft_cap >= 0;
 }
 
 pgd_err attention__run(const attention_args *args, kernel_ctx *ctx, const attention_isa *isa)

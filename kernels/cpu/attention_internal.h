@@ -77,7 +77,8 @@ static inline int32_t attention__last_key(const attention_args *a, int32_t seq, 
 /* First key that a row at pos attends to. */
 static inline int32_t attention__first_key(const attention_args *a, int32_t pos)
 {
-    return a->window > 0 && pos >= a->window ? pos - a->window + 1 : 0;
+    int32_t first = a->window > 0 && pos >= a->window ? pos - a->window + 1 : 0;
+    return a->chunk > 0 ? PGD_MAX(first, pos / a->chunk * a->chunk) : first;
 }
 
 #endif

@@ -91,6 +91,8 @@ static void attend(const attention_args *a, int32_t seq, int32_t row, int32_t he
     int32_t pos =
         a->n_keys ? a->n_keys[seq] - 1 : a->n_context[seq] - (a->query_start[seq + 1] - row);
     int32_t first = a->window > 0 && pos >= a->window ? pos - a->window + 1 : 0;
+    if (a->chunk > 0)
+        first = PGD_MAX(first, pos - pos % a->chunk);
     const block_id *table = a->block_table + (int64_t)a->seq_row[seq] * a->block_table_stride;
     const float *q = a->q + (int64_t)row * a->q_stride + (int64_t)head * head_dim;
     partial total, part;
@@ -141,8 +143,8 @@ pgd_err attention_ref(const attention_args *args, kernel_ctx *ctx)
     int64_t width = (int64_t)args->n_heads * args->kv.head_dim;
     if (!kv_page_layout_is_valid(&args->kv) || args->n_seqs < 0 || args->n_heads < 1 ||
         args->n_heads % args->kv.n_kv_heads != 0 || args->q_stride < width ||
-        args->out_stride < width || args->window < 0 || (args->n_keys && args->window > 0) ||
-        !(args->soft_cap >= 0))
+        args->out_stride < width || args->window < 0 || args->chunk < 0 ||
+        (args->n_keys && (args->window > 0 || args->chunk > 0)) || !(args->soft_cap >= 0))
         return PGD_EINVAL;
     if (args->n_seqs == 0)
         return PGD_OK;

@@ -5,14 +5,16 @@
 
 #include "kernels/cpu/cpu_split.h"
 
-static void norm_group(float *out, const float *x, const float *weight, int32_t dim, double eps)
+static void norm_group(float *out, const float *x, const rmsnorm_args *a)
 {
     double sum = 0;
-    for (int32_t i = 0; i < dim; i++)
+    for (int32_t i = 0; i < a->dim; i++)
         sum += (double)x[i] * x[i];
-    double scale = 1.0 / sqrt(sum / dim + eps);
-    for (int32_t i = 0; i < dim; i++)
-        out[i] = (float)(x[i] * scale * weight[i]);
+    double scale = 1.0 / sqrt(sum / a->dim + (double)a->eps);
+    for (int32_t i = 0; i < a->dim; i++) {
+        double y = x[i] * scale * (a->weight ? a->weight[i] : 1);
+        out[i] = (float)(a->accumulate ? out[i] + y : y);
+    }
 }
 
 static void run(void *arg, int32_t thread_idx, int32_t n_threads)
@@ -23,8 +25,7 @@ static void run(void *arg, int32_t thread_idx, int32_t n_threads)
     for (int64_t t = first; t < last; t++) {
         for (int32_t g = 0; g < a->n_groups; g++) {
             int64_t at = (int64_t)g * a->dim;
-            norm_group(a->out + t * a->out_stride + at, a->x + t * a->x_stride + at, a->weight,
-                       a->dim, a->eps);
+            norm_group(a->out + t * a->out_stride + at, a->x + t * a->x_stride + at, a);
         }
     }
 }

@@ -28,16 +28,28 @@ static float sum_squares(const float *x, int32_t dim)
     return vf_sum(vf_add(vf_add(sum[0], sum[1]), vf_add(sum[2], sum[3])));
 }
 
-static void norm_group(float *out, const float *x, const float *weight, int32_t dim, float eps)
+/* The next n lanes at most; a last part of a row differs from whole vectors in its loads alone. */
+SIMD_INLINE void norm_lanes(float *out, const float *x, const float *weight, vf scale, int32_t n,
+                            bool accumulate)
 {
-    vf scale = vf_set1(1.0f / sqrtf(sum_squares(x, dim) / (float)dim + eps));
-    int32_t i = 0;
-    for (; i + SIMD_LANES <= dim; i += SIMD_LANES)
-        vf_store(out + i, vf_mul(vf_mul(vf_load(x + i), scale), vf_load(weight + i)));
-    if (i < dim)
-        vf_store_n(
-            out + i, dim - i,
-            vf_mul(vf_mul(vf_load_n(x + i, dim - i), scale), vf_load_n(weight + i, dim - i)));
+    bool is_whole = n >= SIMD_LANES;
+    vf y = vf_mul(is_whole ? vf_load(x) : vf_load_n(x, n), scale);
+    if (weight)
+        y = vf_mul(y, is_whole ? vf_load(weight) : vf_load_n(weight, n));
+    if (accumulate)
+        y = vf_add(is_whole ? vf_load(out) : vf_load_n(out, n), y);
+    if (is_whole)
+        vf_store(out, y);
+    else
+        vf_store_n(out, n, y);
+}
+
+static void norm_group(float *out, const float *x, const rmsnorm_args *a)
+{
+    int32_t dim = a->dim;
+    vf scale = vf_set1(1.0f / sqrtf(sum_squares(x, dim) / (float)dim + a->eps));
+    for (int32_t i = 0; i < dim; i += SIMD_LANES)
+        norm_lanes(out + i, x + i, a->weight ? a->weight + i : NULL, scale, dim - i, a->accumulate);
 }
 
 static void run(void *arg, int32_t thread_idx, int32_t n_threads)
@@ -48,8 +60,7 @@ static void run(void *arg, int32_t thread_idx, int32_t n_threads)
     for (int64_t t = first; t < last; t++) {
         for (int32_t g = 0; g < a->n_groups; g++) {
             int64_t at = (int64_t)g * a->dim;
-            norm_group(a->out + t * a->out_stride + at, a->x + t * a->x_stride + at, a->weight,
-                       a->dim, a->eps);
+            norm_group(a->out + t * a->out_stride + at, a->x + t * a->x_stride + at, a);
         }
     }
 }

@@ -17,6 +17,7 @@ typedef struct scene {
     float *v[MAX_SEQS];
     float *q[MAX_SEQS]; /* [n_context, n_heads * head_dim] */
     int32_t window;
+    int32_t chunk;
     bool sees_all; /* not causal: every row all keys of its sequence */
     float soft_cap;
     float sinks[64];
@@ -139,6 +140,7 @@ static void attend(const scene *s, attention_fn fn, kernel_ctx *ctx, float *out,
                            .block_table_stride = MAX_BLOCKS,
                            .scale = 1 / sqrtf((float)s->kv.head_dim),
                            .window = s->window,
+                           .chunk = s->chunk,
                            .soft_cap = s->soft_cap,
                            .sinks = s->has_sinks ? s->sinks : NULL};
     assert_int_equal(fn(&args, ctx), PGD_OK);
@@ -152,6 +154,8 @@ static void attend_plainly(const scene *s, float *out, int32_t seq, int32_t pos)
     const float *queries = s->q[seq] + pos * q_width(s);
     pos = s->sees_all ? s->n_context[seq] - 1 : pos; /* of the last key */
     int32_t first = s->window > 0 ? PGD_MAX(0, pos - s->window + 1) : 0;
+    while (s->chunk > 0 && first / s->chunk < pos / s->chunk)
+        first++;
     double *p = mem_calloc((size_t)pos + 1, sizeof(double));
     for (int32_t h = 0; h < s->n_heads; h++) {
         int32_t kv_head = h / (s->n_heads / s->kv.n_kv_heads);
@@ -231,6 +235,8 @@ static void check_case(kernel_rig *rig, int32_t k, kv_page_layout kv, int32_t gr
     s.sees_all = k >= 12;
     if (k % 3 == 1 && !s.sees_all)
         s.window = kernel_rig_int(1, 300);
+    if (k % 3 == 2 && !s.sees_all)
+        s.chunk = kernel_rig_int(1, 300);
     if (k % 4 == 2)
         s.soft_cap = 5;
     s.has_sinks = k % 5 == 3;
@@ -355,6 +361,41 @@ static void test_attention_any_threads(void **state)
     kernel_rig_for_all(check_threads, workspace_bytes());
 }
 
+/* A whole prompt at once and cut in pieces, for windows and chunks that fit blocks, splits and tiles and that do not: the same
+ * bits. */
+static void check_cuts(kernel_rig *rig)
+{
+    const int32_t cuts[] = {1, 7, 16, 64, 300}, sizes[] = {1, 16, 24, 100, 128, 150};
+    scene s;
+    scene_init(&s, rig, (kv_page_layout){DTYPE_BF16, 1, 32, 16}, 2, 400, 0.1f);
+    for (int32_t k = 0; k < 2 * (int32_t)PGD_ARRAY_LEN(sizes); k++) {
+        int32_t seq = 0, first = 0, n = s.n_context[0];
+        s.window = k % 2 == 0 ? sizes[k / 2] : 0;
+        s.chunk = k % 2 == 1 ? sizes[k / 2] : 0;
+        s.soft_cap = k % 3 == 0 ? 3 : 0;
+        s.has_sinks = k % 4 == 1;
+        float *want = kernel_rig_floats(n * q_width(&s)), *got = kernel_rig_floats(n * q_width(&s));
+        attend(&s, rig->ops->attention, &rig->ctx, want, &seq, &first, &n, 1);
+        for (size_t c = 0; c < PGD_ARRAY_LEN(cuts); c++) {
+            for (int32_t at = 0; at < n; at += cuts[c]) {
+                int32_t n_rows = PGD_MIN(cuts[c], n - at);
+                attend(&s, rig->ops->attention, &rig->alone, got + at * q_width(&s), &seq, &at,
+                       &n_rows, 1);
+            }
+            kernel_rig_assert_same(got, want, n * q_width(&s), "cut in pieces");
+        }
+        kernel_rig_free(want, n * q_width(&s));
+        kernel_rig_free(got, n * q_width(&s));
+    }
+    scene_deinit(&s);
+}
+
+static void test_attention_any_cut(void **state)
+{
+    (void)state;
+    kernel_rig_for_all(check_cuts, workspace_bytes());
+}
+
 /* A NaN in the last row's key and value is no business of the rows before it. */
 static void check_future(kernel_rig *rig)
 {
@@ -420,7 +461,13 @@ static void check_workspace(kernel_rig *rig)
     args.n_keys = n_context;
     args.window = 1; /* a window needs positions */
     assert_int_equal(rig->ops->attention(&args, &ctx), PGD_EINVAL);
+    args.window = 0;
+    args.chunk = 1;
+    assert_int_equal(rig->ops->attention(&args, &ctx), PGD_EINVAL);
     args.n_keys = NULL;
+    args.chunk = -1;
+    assert_int_equal(rig->ops->attention(&args, &ctx), PGD_EINVAL);
+    args.chunk = 0;
     args.n_heads = 0;
     assert_int_equal(rig->ops->attention(&args, &ctx), PGD_EINVAL);
 }
@@ -436,6 +483,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention_all_levels),
         cmocka_unit_test(test_attention_any_threads),
+        cmocka_unit_test(test_attention_any_cut),
         cmocka_unit_test(test_attention_workspace),
         cmocka_unit_test(test_attention_ignores_the_future),
         cmocka_unit_test(test_attention_extreme_scores),

@@ -17,11 +17,17 @@ static void test_rmsnorm_known_values(void **state)
     args.eps = 1e-5f;
     assert_int_equal(rmsnorm_ref(&args, &ctx), PGD_OK);
     kernel_rig_assert_same(out, zero, 4, "all zero");
+    const float ones[4] = {1, 1, 1, 1};
+    memcpy(out, ones, sizeof(out));
+    args = (rmsnorm_args){out, 4, x, 4, NULL, 1, 2, 2, 0, true};
+    assert_int_equal(rmsnorm_ref(&args, &ctx), PGD_OK);
+    const float sums[4] = {1 + 3 / sqrtf(12.5f), 1 + 4 / sqrtf(12.5f), 1, 1 - 1 / sqrtf(0.5f)};
+    kernel_rig_assert_near(out, sums, 4, 0, 1e-6, "added, without weights");
     args.x_stride = 3;
     assert_int_equal(rmsnorm_ref(&args, &ctx), PGD_EINVAL);
 }
 
-static void compare(kernel_rig *rig)
+static void compare_kind(kernel_rig *rig, bool accumulate, bool has_weight)
 {
     const int32_t dims[] = {1, 7, 16, 31, 64, 80, 128, 576, 1000, 2048, 4099};
     for (size_t k = 0; k < PGD_ARRAY_LEN(dims); k++) {
@@ -33,7 +39,8 @@ static void compare(kernel_rig *rig)
               *one = kernel_rig_floats(n);
         memcpy(got, want, (size_t)n * sizeof(float)); /* what lies between rows stays */
         memcpy(one, want, (size_t)n * sizeof(float));
-        rmsnorm_args args = {want, stride, x, stride, weight, n_rows, n_groups, dim, 1e-5f};
+        rmsnorm_args args = {want,   stride,   x,   stride, has_weight ? weight : NULL,
+                             n_rows, n_groups, dim, 1e-5f,  accumulate};
         assert_int_equal(rmsnorm_ref(&args, &rig->alone), PGD_OK);
         args.out = got;
         assert_int_equal(rig->ops->rmsnorm(&args, &rig->ctx), PGD_OK);
@@ -47,8 +54,9 @@ static void compare(kernel_rig *rig)
         }
         kernel_rig_assert_same(one, got, n, "row alone");
         args.out = x; /* in place */
-        assert_int_equal(rig->ops->rmsnorm(&args, &rig->ctx), PGD_OK);
-        for (int32_t t = 0; t < n_rows; t++)
+        if (!accumulate)
+            assert_int_equal(rig->ops->rmsnorm(&args, &rig->ctx), PGD_OK);
+        for (int32_t t = 0; t < n_rows && !accumulate; t++)
             kernel_rig_assert_same(x + t * stride, got + t * stride, (int64_t)dim * n_groups,
                                    "in place");
         kernel_rig_free(x, n);
@@ -57,6 +65,13 @@ static void compare(kernel_rig *rig)
         kernel_rig_free(got, n);
         kernel_rig_free(one, n);
     }
+}
+
+static void compare(kernel_rig *rig)
+{
+    compare_kind(rig, false, true);
+    compare_kind(rig, true, true);
+    compare_kind(rig, false, false);
 }
 
 static void test_rmsnorm_all_levels(void **state)

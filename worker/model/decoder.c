@@ -252,14 +252,14 @@ static pgd_err ffn_part(const pass *p, int32_t layer)
     int64_t stride = (int64_t)2 * cfg->ffn_dim;
     PGD_TRY(norm_hidden(p, w->ffn_norm));
     PGD_TRY(linear(p, p->d->gate_up, &w->gate_up, p->d->h, cfg->dim, false));
-    silu_mul_args args = {.out = p->d->gate_up,
-                          .out_stride = stride,
-                          .gate = p->d->gate_up,
-                          .up = p->d->gate_up + cfg->ffn_dim,
-                          .in_stride = stride,
-                          .n_rows = p->n_rows,
-                          .dim = cfg->ffn_dim};
-    PGD_TRY(p->ops->silu_mul(&args, p->ctx));
+    gated_act_args args = {.out = p->d->gate_up,
+                           .out_stride = stride,
+                           .gate = p->d->gate_up,
+                           .up = p->d->gate_up + cfg->ffn_dim,
+                           .in_stride = stride,
+                           .n_rows = p->n_rows,
+                           .dim = cfg->ffn_dim};
+    PGD_TRY(p->ops->gated_act(&args, p->ctx));
     return linear(p, p->d->x, &w->down, p->d->gate_up, stride, true);
 }
 

@@ -1,13 +1,20 @@
 /* Gated activation in double: the oracle, and the path of last resort. */
-#include "kernels/silu_mul.h"
+#include "kernels/gated_act.h"
 
 #include <math.h>
 
 #include "kernels/cpu/cpu_split.h"
 
+static double activate(double g, gated_act_kind kind)
+{
+    if (kind == GATED_ACT_SILU)
+        return g / (1 + exp(-g));
+    return g / (1 + exp(-2 * sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
+}
+
 static void run(void *arg, int32_t thread_idx, int32_t n_threads)
 {
-    const silu_mul_args *a = arg;
+    const gated_act_args *a = arg;
     int64_t first, last;
     cpu_split_range(&first, &last, a->n_rows, thread_idx, n_threads);
     for (int64_t t = first; t < last; t++) {
@@ -15,11 +22,11 @@ static void run(void *arg, int32_t thread_idx, int32_t n_threads)
         const float *up = a->up + t * a->in_stride;
         float *out = a->out + t * a->out_stride;
         for (int32_t i = 0; i < a->dim; i++)
-            out[i] = (float)(gate[i] / (1.0 + exp(-(double)gate[i])) * up[i]);
+            out[i] = (float)(activate(gate[i], a->kind) * up[i]);
     }
 }
 
-pgd_err silu_mul_ref(const silu_mul_args *args, kernel_ctx *ctx)
+pgd_err gated_act_ref(const gated_act_args *args, kernel_ctx *ctx)
 {
     if (args->n_rows < 0 || args->dim < 1 || args->in_stride < args->dim ||
         args->out_stride < args->dim)

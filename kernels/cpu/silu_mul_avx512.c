@@ -1,7 +1,0 @@
-/* Gated activation on 512-bit registers; the algorithm is in silu_mul_simd.h. */
-#include "kernels/cpu/silu_mul_simd.h"
-
-pgd_err silu_mul_avx512(const silu_mul_args *args, kernel_ctx *ctx)
-{
-    return silu_mul(args, ctx);
-}
