@@ -10,21 +10,23 @@
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 
 static _Thread_local int forbid_depth;
+static _Thread_local uint64_t n_allocations;
 
-static void check_allowed(void)
+static void note_allocation(void)
 {
     PGD_DASSERT(forbid_depth == 0);
+    n_allocations++;
 }
 
 void *mem_alloc(size_t n_bytes)
 {
-    check_allowed();
+    note_allocation();
     return malloc(n_bytes != 0 ? n_bytes : 1);
 }
 
 void *mem_calloc(size_t n_elems, size_t elem_bytes)
 {
-    check_allowed();
+    note_allocation();
     if (n_elems == 0 || elem_bytes == 0)
         return calloc(1, 1);
     return calloc(n_elems, elem_bytes);
@@ -32,7 +34,7 @@ void *mem_calloc(size_t n_elems, size_t elem_bytes)
 
 void *mem_realloc_array(void *ptr, size_t n_elems, size_t elem_bytes)
 {
-    check_allowed();
+    note_allocation();
     size_t n_bytes;
     if (!mem_mul(&n_bytes, n_elems, elem_bytes))
         return NULL;
@@ -63,7 +65,7 @@ char *mem_strndup(const char *text, size_t n_bytes)
  */
 void *mem_alloc_aligned(size_t n_bytes, size_t align)
 {
-    check_allowed();
+    note_allocation();
     PGD_ASSERT(align >= 16 && (align & (align - 1)) == 0);
     PGD_ASSERT(align <= 4096);
     if (n_bytes >= HUGE_PAGE_BYTES) {
@@ -118,4 +120,9 @@ void mem_permit(void)
 {
     PGD_ASSERT(forbid_depth > 0);
     forbid_depth--;
+}
+
+uint64_t mem_n_allocations(void)
+{
+    return n_allocations;
 }

@@ -30,6 +30,8 @@ PGD_MUST_USE bool mem_add(size_t *out, size_t a, size_t b);
 /* Debug builds (PGD_DEBUG) abort when this thread allocates between forbid and permit; nests. */
 void mem_forbid(void);
 void mem_permit(void);
+/* Blocks that this thread has asked for since its start. */
+uint64_t mem_n_allocations(void);
 
 PGD_END_C
 #endif

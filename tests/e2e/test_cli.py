@@ -88,6 +88,11 @@ RUN = ("run", "--model", "{tiny}", "-n", "2", "-p", "hi")
     (("bench", "latency", "--model", "{tiny}", "--input-len", "100000"), USAGE, "this model holds 1024"),
     (("bench", "throughput", "--model", "{tiny}", "--max-model-len", "512", "--num-kv-blocks", "3", "--input-len", "100", "--output-len",
       "5", "--num-prompts", "4"), 70, "a request failed: prompt and max_tokens together need more KV-cache blocks"),
+    (("bench", "sched", "--running"), USAGE, "--running expects a value"),
+    (("bench", "sched", "--running", "0"), USAGE, "--running: expected whole numbers with commas between them, of 1 to 65536, got 0"),
+    (("bench", "sched", "--hit-rate", "0,1.5"), USAGE, "--hit-rate: expected numbers"),
+    (("bench", "sched", "--steps", "1,2"), USAGE, "--steps: expected whole numbers, one, of 1 to 4096, got 1,2"),
+    (("bench", "sched", "--model", "x"), USAGE, "unexpected --model"),
     (("inspect",), USAGE, "usage: paged inspect"),
     (("config", "--dump", "--port", "x"), USAGE, "port: expected an integer"),
     (("config", "what"), USAGE, "unexpected what"),
@@ -122,6 +127,22 @@ def test_bench_json_is_json(tmp_path):
     status, out, err = paged("bench", "throughput", "--model", "{tiny}", "--served-model-name", 'a"b\\c', "--num-prompts", "2",
                              "--iterations", "1", "--input-len", "9", "--output-len", "3", "--json")
     assert status == 0 and json.loads(out)["model"] == 'a"b\\c', err
+
+
+def test_bench_sched_prints_one_array():
+    status, out, err = paged("bench", "sched", "--running", "1,40", "--pool-blocks", "0,20000", "--hit-rate", "0,0.5,1", "--steps", "32",
+                             "--json")
+    assert status == 0, err
+    rows = json.loads(out)
+    keys = {"running", "pool_blocks", "groups", "hit_rate", "ns_per_request_step", "us_per_step", "allocations_per_step"}
+    assert all(keys <= set(row) for row in rows)
+    assert {(r["running"], r["pool_blocks"] == 20000, r["hit_rate"]) for r in rows} == {
+        (n, is_large, rate) for n in (1, 40) for is_large in (False, True) for rate in (0, 0.5, 1)} and len(rows) == 12
+    for row in rows:
+        assert row["us_per_step"] > 0 and row["admission_us"] > 0
+        assert row["ns_per_request_step"] == pytest.approx(row["us_per_step"] * 1e3 / row["running"], rel=0.01)
+        assert row["allocations_per_step"] == 0
+        assert row["measured_hit_rate"] == pytest.approx(row["hit_rate"], abs=0.07)
 
 
 def test_environment_is_checked_too():
