@@ -9,9 +9,14 @@
  * f32 in block order. F32, F16, BF16: products and sums in f32, K order fixed. NaN and infinity in x
  * reach the output. The levels other than ref agree bit for bit.
  *
+ * Grouped (mixture of experts): with group_start, rows [group_start[g], group_start[g + 1]) take the
+ * weight W_j of group g, and a row's bits are those of a call of its own. Groups without rows cost
+ * nothing: what moves is each weight that has rows, once, and x and out once.
+ *
  * Shapes:  x [n_rows, n_in] with x_stride elements between rows; W_j [n_out_j, n_in];
  *          out_j [n_rows, n_out_j] with out_stride_j; bias_j [n_out_j] or NULL. All weights of one
- *          call share x and n_in.
+ *          call share x and n_in. Grouped: weights[j] and bias[j] are arrays over the groups, the
+ *          biases bias_stride elements apart; the weights of one j share type and n_out
  * Types:   x, out f32; weights of any dtype with is_weight, one call may mix them
  * Limits:  n_in % 32 == 0 for 32-blocks, % 256 for K types; n_out, n_rows >= 0, ragged allowed; out
  *          may not alias x; ctx->workspace 64-byte aligned, of at least workspace_bytes
@@ -45,11 +50,14 @@ typedef struct matmul_args {
     int32_t n_rows;
     int32_t n_in;
     int32_t n_weights;
-    const packed_weight *weights[MATMUL_MAX_WEIGHTS];
+    const packed_weight *weights[MATMUL_MAX_WEIGHTS]; /* [n_groups] each */
     float *out[MATMUL_MAX_WEIGHTS];
     int64_t out_stride[MATMUL_MAX_WEIGHTS];
     const float *bias[MATMUL_MAX_WEIGHTS];
-    bool accumulate; /* out += (residual): the old value is added last */
+    bool accumulate;            /* out += (residual): the old value is added last */
+    const int32_t *group_start; /* [n_groups + 1], ascending from 0 to n_rows; NULL = one group */
+    int32_t n_groups;
+    int64_t bias_stride;
 } matmul_args;
 
 /* One implementation (instruction-set level). */

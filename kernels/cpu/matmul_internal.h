@@ -218,6 +218,19 @@ MATMUL_INLINE int32_t matmul__neg_sum(const matmul_x_unit *x, int g0, int g1)
     return g0 == 0 ? x->neg_sum_first : x->neg_sum - x->neg_sum_first;
 }
 
+static inline int32_t matmul__n_groups(const matmul_args *args)
+{
+    return args->group_start != NULL ? args->n_groups : 1;
+}
+
+/* The first row of group g; of n_groups: the number of rows. */
+static inline int32_t matmul__group_start(const matmul_args *args, int32_t g)
+{
+    if (args->group_start != NULL)
+        return args->group_start[g];
+    return g == 0 ? 0 : args->n_rows;
+}
+
 /* Bytes of one panel; 0 when the type or n_in is not supported. */
 size_t matmul__panel_bytes(dtype type, int32_t n_in);
 /* Implementations of matmul_impl's members, common to the levels with the panel layout. */

@@ -54,16 +54,18 @@ static double dot(const float *a, const float *b, int32_t n)
     return sum;
 }
 
-static void ref_row(const matmul_args *args, int32_t j, int32_t n, float *w_row)
+/* Output n of weight j, for the rows of group g. */
+static void ref_row(const matmul_args *args, int32_t j, int32_t g, int32_t n, float *w_row)
 {
-    const packed_weight *w = args->weights[j];
+    const packed_weight *w = &args->weights[j][g];
+    int32_t last = matmul__group_start(args, g + 1);
     size_t row_bytes = dtype_row_bytes(w->type, w->n_in);
     dtype_dequantize_row(w_row, (const char *)w->data + (size_t)n * row_bytes, w->n_in, w->type);
-    for (int32_t t = 0; t < args->n_rows; t++) {
+    for (int32_t t = matmul__group_start(args, g); t < last; t++) {
         float *out = args->out[j] + t * args->out_stride[j] + n;
         double sum = dot(args->x + t * args->x_stride, w_row, args->n_in);
         if (args->bias[j] != NULL)
-            sum += args->bias[j][n];
+            sum += args->bias[j][g * args->bias_stride + n];
         *out = (float)(args->accumulate ? sum + *out : sum);
     }
 }
@@ -84,7 +86,10 @@ static void ref_thread(void *arg, int32_t thread_idx, int32_t n_threads)
             int64_t n = i;
             while (n >= job->args->weights[j]->n_out)
                 n -= job->args->weights[j++]->n_out;
-            ref_row(job->args, j, (int32_t)n, w_row);
+            for (int32_t g = 0; g < matmul__n_groups(job->args); g++) {
+                if (matmul__group_start(job->args, g) < matmul__group_start(job->args, g + 1))
+                    ref_row(job->args, j, g, (int32_t)n, w_row);
+            }
         }
     }
 }

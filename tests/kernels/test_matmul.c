@@ -515,6 +515,150 @@ static void test_matmul_refuses_bad_arguments(void **state)
     }
 }
 
+/* Rows sorted into groups, some of them empty, two weights of each group in one call: the bits of a
+ * call for each group, on any number of threads. */
+static void check_groups(cpu_isa isa, const dtype pair[2], const int32_t *group_start,
+                         int32_t n_groups, bool accumulate)
+{
+    enum { N_IN = 256, MAX_GROUPS = 8 };
+    static const int32_t n_outs[2] = {96, 41};
+    int32_t n_rows = group_start[n_groups];
+    packed_weight w[2][MAX_GROUPS];
+    float *bias[2];
+    float *out[2];
+    float *want[2];
+    float *x = malloc(((size_t)n_rows + 1) * N_IN * sizeof(float));
+    rig g;
+    if (!rig_init(&g, isa, 1, n_rows, N_IN)) {
+        free(x);
+        return;
+    }
+    fill_x(x, (int64_t)n_rows * N_IN, X_SPIKES);
+    for (int j = 0; j < 2; j++) {
+        size_t n_elems = (size_t)n_rows * (size_t)n_outs[j] + 1;
+        bias[j] = malloc(sizeof(float) * 50 * MAX_GROUPS * 2);
+        out[j] = malloc(n_elems * sizeof(float));
+        want[j] = malloc(n_elems * sizeof(float));
+        for (int32_t i = 0; i < 100 * n_groups; i++)
+            bias[j][i] = uniform();
+        for (size_t i = 0; i < n_elems; i++)
+            want[j][i] = uniform();
+        for (int32_t k = 0; k < n_groups; k++) {
+            uint8_t *src = make_weights(pair[j], n_outs[j], N_IN);
+            w[j][k] = pack_weight(g.impl, pair[j], src, n_outs[j], N_IN);
+            free(src);
+        }
+    }
+    matmul_args args = {.n_in = N_IN, .x_stride = N_IN, .n_weights = 2, .accumulate = accumulate};
+    for (int32_t n_threads = 1; n_threads <= 3; n_threads++) {
+        rig_deinit(&g);
+        assert_true(rig_init(&g, isa, n_threads, n_rows, N_IN));
+        for (int j = 0; j < 2; j++) {
+            size_t n_bytes = (size_t)n_rows * (size_t)n_outs[j] * sizeof(float);
+            memcpy(out[j], want[j], n_bytes);
+            args.out[j] = out[j];
+            args.out_stride[j] = n_outs[j];
+            args.weights[j] = w[j];
+            args.bias[j] = bias[j];
+        }
+        args.x = x;
+        args.n_rows = n_rows;
+        args.n_groups = n_groups;
+        args.group_start = group_start;
+        args.bias_stride = 100;
+        assert_int_equal(g.impl->run(&args, &g.ctx), PGD_OK);
+        for (int32_t k = 0; k < n_groups; k++) {
+            int32_t first = group_start[k];
+            matmul_args one = args;
+            one.x = x + (int64_t)first * N_IN;
+            one.n_rows = group_start[k + 1] - first;
+            one.group_start = NULL;
+            for (int j = 0; j < 2; j++) {
+                size_t n_bytes = (size_t)one.n_rows * (size_t)n_outs[j] * sizeof(float);
+                float *expected = malloc(n_bytes + 1);
+                memcpy(expected, want[j] + (int64_t)first * n_outs[j], n_bytes);
+                one.weights[j] = &w[j][k];
+                one.bias[j] = bias[j] + k * args.bias_stride;
+                one.out[j] = expected;
+            }
+            assert_int_equal(g.impl->run(&one, &g.ctx), PGD_OK);
+            for (int j = 0; j < 2; j++) {
+                assert_memory_equal(out[j] + (int64_t)first * n_outs[j], one.out[j],
+                                    (size_t)one.n_rows * (size_t)n_outs[j] * sizeof(float));
+                free(one.out[j]);
+            }
+        }
+    }
+    for (int j = 0; j < 2; j++) {
+        for (int32_t k = 0; k < n_groups; k++)
+            free_weight(&w[j][k]);
+        free(bias[j]);
+        free(out[j]);
+        free(want[j]);
+    }
+    free(x);
+    rig_deinit(&g);
+}
+
+static void test_matmul_groups_equal_calls_of_their_own(void **state)
+{
+    (void)state;
+    static const int32_t starts[][9] = {{0, 1, 1, 2, 2, 2, 3, 3, 4},
+                                        {0, 0, 17, 18, 18, 60, 61, 80, 80},
+                                        {0, 0, 0, 0, 0, 0, 0, 0, 90},
+                                        {0}};
+    for (size_t l = 0; l < PGD_ARRAY_LEN(levels); l++) {
+        for (size_t i = 0; i < PGD_ARRAY_LEN(types); i++) {
+            dtype pair[2] = {types[i], types[(i + (size_t)(rng() % 4)) % PGD_ARRAY_LEN(types)]};
+            for (size_t k = 0; k < PGD_ARRAY_LEN(starts); k++)
+                check_groups(levels[l], pair, starts[k], 8, k % 2);
+        }
+    }
+}
+
+static void test_matmul_refuses_bad_groups(void **state)
+{
+    (void)state;
+    static float x[128];
+    static float out[64];
+    static const int32_t bad[][3] = {{0, 1, 3}, {0, 3, 2}, {1, 1, 2}, {0, -1, 2}};
+    for (size_t l = 0; l < PGD_ARRAY_LEN(levels); l++) {
+        rig g;
+        if (!rig_init(&g, levels[l], 1, 2, 64))
+            continue;
+        uint8_t *src = make_weights(DTYPE_Q8_0, 16, 64);
+        packed_weight w[2] = {pack_weight(g.impl, DTYPE_Q8_0, src, 16, 64),
+                              pack_weight(g.impl, DTYPE_Q8_0, src, 16, 64)};
+        static const int32_t good[3] = {0, 2, 2};
+        matmul_args args = {.x = x,
+                            .x_stride = 64,
+                            .n_rows = 2,
+                            .n_in = 64,
+                            .n_weights = 1,
+                            .weights = {w},
+                            .out = {out},
+                            .out_stride = {16},
+                            .group_start = good,
+                            .n_groups = 2};
+        assert_int_equal(g.impl->run(&args, &g.ctx), PGD_OK);
+        for (size_t i = 0; i < PGD_ARRAY_LEN(bad); i++) {
+            args.group_start = bad[i];
+            assert_int_equal(g.impl->run(&args, &g.ctx), PGD_EINVAL);
+        }
+        args.group_start = good;
+        args.n_groups = 0;
+        assert_int_equal(g.impl->run(&args, &g.ctx), PGD_EINVAL);
+        args.n_groups = 2;
+        w[1].n_out = 15; /* unlike its sister, though no row needs it */
+        assert_int_equal(g.impl->run(&args, &g.ctx), PGD_EINVAL);
+        w[1].n_out = 16;
+        free_weight(&w[0]);
+        free_weight(&w[1]);
+        free(src);
+        rig_deinit(&g);
+    }
+}
+
 /* A NaN or infinity in x must show in the output, not vanish in the quantization. */
 static void test_matmul_bad_x_shows(void **state)
 {
@@ -554,6 +698,8 @@ int main(void)
         cmocka_unit_test(test_matmul_pack_in_pieces),
         cmocka_unit_test(test_matmul_packed_bytes),
         cmocka_unit_test(test_matmul_refuses_bad_arguments),
+        cmocka_unit_test(test_matmul_groups_equal_calls_of_their_own),
+        cmocka_unit_test(test_matmul_refuses_bad_groups),
         cmocka_unit_test(test_matmul_bad_x_shows),
     };
     return cmocka_run_group_tests_name("matmul", tests, NULL, NULL);
