@@ -18,6 +18,7 @@
 #include "kernels/kv_zero.h"
 #include "kernels/layernorm.h"
 #include "kernels/matmul.h"
+#include "kernels/moe.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
 #include "kernels/row_scale.h"
@@ -41,6 +42,9 @@ typedef struct kernel_ops {
     pgd_err (*add_positions)(const add_positions_args *args, kernel_ctx *ctx);
     pgd_err (*row_scale)(const row_scale_args *args, kernel_ctx *ctx);
     pgd_err (*soft_cap)(const soft_cap_args *args, kernel_ctx *ctx);
+    pgd_err (*moe_route)(const moe_route_args *args, kernel_ctx *ctx);
+    pgd_err (*moe_gather)(const moe_gather_args *args, kernel_ctx *ctx);
+    pgd_err (*moe_combine)(const moe_combine_args *args, kernel_ctx *ctx);
     pgd_err (*sample)(const sample_args *args, kernel_ctx *ctx);
     /* Bytes of ctx->workspace that the op of the same name needs. */
     size_t (*attention_workspace_bytes)(const attention_limits *limits);

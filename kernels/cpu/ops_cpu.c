@@ -5,17 +5,18 @@
  * together they are the dispatch table, the one piece of mutable file-level state here. */
 #include "kernels/ops.h"
 
-/* Ops of which there is one version: they move whole rows or blocks. */
+/* Ops of which there is one version: they move whole rows or blocks, or are little
+ * work. */
 #define COMMON_OPS                                                                  \
     .embed = embed_ref, .kv_zero = kv_zero_ref, .add_positions = add_positions_ref, \
-    .row_scale = row_scale_ref
+    .row_scale = row_scale_ref, .moe_route = moe_route_ref, .moe_gather = moe_gather_ref
 
 #define OPS_OF(level)                                                                           \
     COMMON_OPS, .rmsnorm = rmsnorm_##level, .rope = rope_##level, .kv_write = kv_write_##level, \
                 .attention = attention_##level, .gated_act = gated_act_##level,                 \
                 .layernorm = layernorm_##level, .activation = activation_##level,               \
-                .soft_cap = soft_cap_##level, .sample = sample_##level,                         \
-                .sample_workspace_bytes = sample_ref_workspace_bytes
+                .soft_cap = soft_cap_##level, .moe_combine = moe_combine_##level,               \
+                .sample = sample_##level, .sample_workspace_bytes = sample_ref_workspace_bytes
 
 #define REF_OPS         OPS_OF(ref), .attention_workspace_bytes = attention_ref_workspace_bytes
 #define SIMD_OPS(level) OPS_OF(level), .attention_workspace_bytes = attention_simd_workspace_bytes

@@ -8,7 +8,7 @@ static void test_gated_act_known_values(void **state)
     kernel_ctx ctx = {0};
     const float gate[5] = {0, 1, -1, 100, -100}, up[5] = {3, 2, 2, 0.5f, 7};
     float out[5];
-    gated_act_args args = {out, 5, gate, up, 5, 1, 5, GATED_ACT_SILU};
+    gated_act_args args = {out, 5, gate, up, 5, 1, 5, GATED_ACT_SILU, 0, 0};
     assert_int_equal(gated_act_ref(&args, &ctx), PGD_OK);
     const float silu[5] = {0, 1.46211716f, -0.53788284f, 50, 0};
     kernel_rig_assert_near(out, silu, 5, 1e-30, 1e-6, "SiLU");
@@ -16,6 +16,16 @@ static void test_gated_act_known_values(void **state)
     assert_int_equal(gated_act_ref(&args, &ctx), PGD_OK);
     const float gelu[5] = {0, 1.68238398f, -0.31761602f, 50, 0};
     kernel_rig_assert_near(out, gelu, 5, 1e-30, 1e-6, "GELU");
+    args.kind = GATED_ACT_CLAMPED;
+    args.alpha = 1.702f;
+    args.limit = 2.5f;
+    /* gates 0, 1, -1, 2.5, -100; ups 2.5, 2, 2, 0.5, 2.5 */
+    assert_int_equal(gated_act_ref(&args, &ctx), PGD_OK);
+    const float clamped[5] = {0, 2.53736729f, -0.46263271f, 3.69752075f, 0};
+    kernel_rig_assert_near(out, clamped, 5, 1e-30, 1e-6, "clamped");
+    args.limit = -1;
+    assert_int_equal(gated_act_ref(&args, &ctx), PGD_EINVAL);
+    args.limit = 0;
     args.in_stride = 4;
     assert_int_equal(gated_act_ref(&args, &ctx), PGD_EINVAL);
 }
@@ -34,7 +44,7 @@ static void compare_kind(kernel_rig *rig, gated_act_kind kind)
               *one = kernel_rig_floats(n);
         memcpy(got, want, (size_t)n * sizeof(float));
         memcpy(one, want, (size_t)n * sizeof(float));
-        gated_act_args args = {want, stride, x, x + dim, stride, n_rows, dim, kind};
+        gated_act_args args = {want, stride, x, x + dim, stride, n_rows, dim, kind, 1.702f, 3};
         assert_int_equal(gated_act_ref(&args, &rig->alone), PGD_OK);
         args.out = got;
         assert_int_equal(rig->ops->gated_act(&args, &rig->ctx), PGD_OK);
@@ -47,7 +57,9 @@ static void compare_kind(kernel_rig *rig, gated_act_kind kind)
                                   stride,
                                   1,
                                   dim,
-                                  kind};
+                                  kind,
+                                  1.702f,
+                                  3};
             assert_int_equal(rig->ops->gated_act(&row, &rig->alone), PGD_OK);
         }
         kernel_rig_assert_same(one, got, n, "row alone");
@@ -66,6 +78,7 @@ static void compare(kernel_rig *rig)
 {
     compare_kind(rig, GATED_ACT_SILU);
     compare_kind(rig, GATED_ACT_GELU_TANH);
+    compare_kind(rig, GATED_ACT_CLAMPED);
 }
 
 static void test_gated_act_all_levels(void **state)
