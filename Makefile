@@ -128,6 +128,12 @@ $(BUILD)/tests/fuzz/%: $(BUILD)/tests/fuzz/%.c.o $(if $(FUZZER),,$(BUILD)/tests/
 	@mkdir -p $(@D)
 	$(call say,LD)$(CC) $(LDFLAGS_ALL) $(if $(FUZZER),-fsanitize=fuzzer) -o $@ $(filter %.o,$^) -Wl,--start-group $(LIBS_ALL_A) -Wl,--end-group $(LIBS_ENGINE)
 
+# What the simulation's tests share.
+SIM_OBJ := $(call obj,$(wildcard tests/sim/sim_*.c))
+$(filter $(BUILD)/tests/sim/%,$(UNIT_BIN)): %: %.c.o $(SIM_OBJ) $(LIBS_ALL_A)
+	@mkdir -p $(@D)
+	$(call say,LD)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl,--start-group $(LIBS_ALL_A) -Wl,--end-group -lcmocka $(LIBS_ENGINE)
+
 # These start real workers.
 $(BUILD)/tests/unit/test_core_loop $(BUILD)/tests/unit/test_core_loop_beat: | $(BUILD)/bin/paged-worker
 
@@ -179,4 +185,4 @@ install: all
 clean:
 	rm -rf build build-*
 
--include $(patsubst %.o,%.d,$(call obj,$(foreach l,$(LAYERS),$(SRC_$l)) $(MAINS) $(UNIT_SRC) tests/e2e/chaos_worker.c $(FUZZ_SRC) tests/fuzz/replay.c $(wildcard tests/bench/bench_*.c)))
+-include $(patsubst %.o,%.d,$(call obj,$(foreach l,$(LAYERS),$(SRC_$l)) $(MAINS) $(UNIT_SRC) tests/e2e/chaos_worker.c $(FUZZ_SRC) tests/fuzz/replay.c $(wildcard tests/sim/sim_*.c) $(wildcard tests/bench/bench_*.c)))

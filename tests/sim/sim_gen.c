@@ -1,0 +1,181 @@
+/* Pools are small, from barely one longest request to four of them, so that preemption, eviction and
+ * refused admissions are the rule. Prompts share the beginnings of a few documents. */
+#include "tests/sim/sim_gen.h"
+
+#include <string.h>
+
+#include "common/hash.h"
+#include "engine/core/scheduler.h"
+#include "tests/sim/sim_oracle.h"
+
+#define N_TURNS     400
+#define N_DOCUMENTS 4
+
+typedef enum model { MODEL_FULL, N_MODELS } model;
+
+static const char *const model_names[N_MODELS] = {"unitary"};
+
+typedef struct shape {
+    model model;
+    bool has_cache;
+    bool has_drafts;
+    bool has_priority;
+    bool is_deep;
+} shape;
+
+static uint64_t rng_state;
+
+static int32_t rnd(int32_t n)
+{
+    rng_state = hash_u64(rng_state + 0x9e3779b97f4a7c15ull);
+    return (int32_t)((rng_state >> 11) % (uint64_t)n);
+}
+
+static bool chance(int32_t percent)
+{
+    return rnd(100) < percent;
+}
+
+int32_t sim_gen_n_configs(void)
+{
+    return N_MODELS * 16;
+}
+
+static shape shape_of(int32_t config_idx)
+{
+    return (shape){.model = (model)(config_idx / 16),
+                   .has_cache = (config_idx & 1) != 0,
+                   .has_drafts = (config_idx & 2) != 0,
+                   .has_priority = (config_idx & 4) != 0,
+                   .is_deep = (config_idx & 8) != 0};
+}
+
+const char *sim_gen_name(int32_t config_idx)
+{
+    static char name[64];
+    shape f = shape_of(config_idx);
+    snprintf(name, sizeof name, "%s/%s/%s/%s/%s", model_names[f.model],
+             f.has_cache ? "cache" : "no-cache", f.has_drafts ? "drafts" : "no-drafts",
+             f.has_priority ? "priority" : "fcfs", f.is_deep ? "depth2" : "depth1");
+    return name;
+}
+
+static void add_group(sim_config *c, attention_kind kind, int32_t n_hash_blocks, int32_t window)
+{
+    c->groups[c->n_groups++] = (sim_group){.kind = kind,
+                                           .block_size = c->block_size * n_hash_blocks,
+                                           .window = window,
+                                           .zero_new_blocks = chance(20)};
+}
+
+static void draw_groups(sim_config *c, model m)
+{
+    static const int32_t block_sizes[] = {1, 2, 4, 8, 16};
+    c->block_size = block_sizes[rnd(5)];
+    switch (m) {
+    case MODEL_FULL:
+        add_group(c, ATTENTION_FULL, 1, 0);
+        break;
+    case N_MODELS:
+        break;
+    }
+}
+
+/* The smallest pool in which the longest request can run, and up to three times that more. */
+static void draw_pool(sim_config *c)
+{
+    c->n_blocks = 2;
+    while (!sim_oracle_fits(c, c->max_model_len, 0))
+        c->n_blocks++;
+    c->n_blocks += rnd(3 * c->n_blocks);
+}
+
+static void draw_config(sim_config *c, int32_t config_idx)
+{
+    shape f = shape_of(config_idx);
+    memset(c, 0, sizeof *c);
+    snprintf(c->name, sizeof c->name, "%s", sim_gen_name(config_idx));
+    draw_groups(c, f.model);
+    c->max_model_len = 24 + rnd(SIM_MAX_LEN - 24);
+    c->max_num_seqs = 1 + rnd(SIM_MAX_SEQS);
+    c->max_num_batched_tokens = 8 + rnd(SIM_MAX_BATCH - 8);
+    c->long_prefill_token_threshold = chance(30) ? 1 + rnd(20) : 0;
+    c->max_queued_requests = 8 + rnd(32);
+    c->policy = f.has_priority ? SCHEDULER_PRIORITY : SCHEDULER_FCFS;
+    c->enable_prefix_caching = f.has_cache;
+    c->depth = f.is_deep ? 2 + chance(30) : 1;
+    c->is_async = f.is_deep ? chance(75) : chance(25);
+    if (f.has_drafts)
+        c->is_async = 0;
+    c->max_drafts = f.has_drafts ? 1 + rnd(5) : 0;
+    c->n_right_in_4 = rnd(5);
+    c->num_lookahead_tokens = f.has_drafts && chance(30) ? rnd(4) : 0;
+    c->watermark_percent = chance(20) ? 10 : 0;
+    c->check_every = 1;
+    c->enable_chunked_prefill = 1;
+    draw_pool(c);
+    c->enable_chunked_prefill = chance(80);
+}
+
+static void draw_request(sim_request *q, const sim_config *c, int32_t id)
+{
+    q->id = id;
+    q->salt = chance(20) ? 1 + rnd(2) : 0;
+    int32_t max_prompt = chance(70) ? 40 : SIM_MAX_LEN;
+    q->n_prompt = 1 + rnd(PGD_MIN(c->max_model_len - 1, max_prompt));
+    q->document = rnd(N_DOCUMENTS);
+    q->n_common = chance(80) ? 1 + rnd(q->n_prompt) : 0;
+    q->max_tokens = 1 + rnd(chance(50) ? 6 : 60);
+    q->priority = rnd(3);
+    q->ignore_eos = chance(50);
+    q->skip_lookup = chance(5);
+    q->n_scores = chance(20) ? 1 + rnd(SIM_MAX_SCORES) : 0;
+}
+
+/* A poison hunt: for a few steps only some requests may run. */
+static void draw_hunt(sim_trace *t, int32_t n_requests)
+{
+    int32_t only[SIM_MAX_ONLY];
+    int32_t n_only = rnd(SIM_MAX_ONLY + 1);
+    for (int32_t k = 0; k < n_only; k++)
+        only[k] = n_requests > 0 ? n_requests - 1 - rnd(PGD_MIN(n_requests, 40)) : 0;
+    for (int32_t i = 0; i < 6; i++) {
+        sim_op *op = sim_trace_add(t, SIM_OP_STEP);
+        if (op == NULL)
+            return;
+        op->n_only = n_only;
+        memcpy(op->only, only, sizeof only);
+        if (chance(60))
+            sim_trace_add(t, SIM_OP_ANSWER);
+    }
+}
+
+void sim_gen_draw(sim_trace *t, int32_t config_idx, uint64_t seed)
+{
+    rng_state = hash_u64(seed) ^ hash_u64((uint64_t)config_idx + 1000);
+    t->n_ops = 0;
+    draw_config(&t->config, config_idx);
+    bool has_errors = chance(15);
+    int32_t n_requests = 0;
+    for (int32_t turn = 0; turn < N_TURNS; turn++) {
+        sim_op *op;
+        if (chance(25) && n_requests < SIM_MAX_REQUESTS &&
+            (op = sim_trace_add(t, SIM_OP_ADD)) != NULL) {
+            draw_request(&op->request, &t->config, n_requests++);
+            if (has_errors && chance(5))
+                op->request.error_at = 1 + rnd(t->config.max_model_len);
+        }
+        if (chance(3) && n_requests > 0 && (op = sim_trace_add(t, SIM_OP_ABORT)) != NULL)
+            op->arg = n_requests - 1 - rnd(PGD_MIN(n_requests, 40));
+        if (rnd(1000) < 3)
+            sim_trace_add(t, SIM_OP_KILL);
+        if (rnd(1000) < 5)
+            draw_hunt(t, n_requests);
+        if (rnd(1000) < 5)
+            sim_trace_add(t, SIM_OP_CLEAR);
+        if (chance(85))
+            sim_trace_add(t, SIM_OP_STEP);
+        if (chance(80) && (op = sim_trace_add(t, SIM_OP_ANSWER)) != NULL)
+            op->arg = chance(10) ? 1 + rnd(1000) : 0;
+    }
+}
