@@ -71,6 +71,8 @@ typedef struct config {
     int64_t sim_step_us;
     int64_t sim_token_us;
     int64_t sim_vocab_size;
+    int64_t sim_draft_tokens;
+    int64_t sim_draft_accept;
 
     /* [log] */
     char log_level[16];

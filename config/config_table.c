@@ -108,6 +108,10 @@ const config_option config_options[] = {
      "Device sim: further time per scheduled token."},
     {"worker", "sim_vocab_size", INT(sim_vocab_size, "", 256, 1048576), "32000", NULL,
      "Device sim: size of the vocabulary."},
+    {"worker", "sim_draft_tokens", INT(sim_draft_tokens, "tokens", 0, PGD_MAX_DRAFT_TOKENS), "0",
+     NULL, "Device sim: tokens that it drafts and verifies per request and step. 0: none."},
+    {"worker", "sim_draft_accept", INT(sim_draft_accept, "percent", 0, 100), "70", NULL,
+     "Device sim: share of the drafted tokens that are right."},
 
     {"log", "log_level", CONFIG_CHOICE, FIELD(log_level), CAP(log_level), "", 0, 0, "info",
      "error|warn|info|debug|trace", "Least severe lines to log. Read again on SIGHUP."},

@@ -39,6 +39,8 @@ static const wire_field LOAD_FIELDS[] = {
     W_U32(load_msg, sim_step_us, 0, UINT32_MAX),
     W_U32(load_msg, sim_token_us, 0, UINT32_MAX),
     W_I32(load_msg, sim_vocab_size, 0, INT32_MAX),
+    W_I32(load_msg, sim_draft_tokens, 0, PGD_MAX_DRAFT_TOKENS),
+    W_I32(load_msg, sim_draft_accept, 0, 100),
 };
 
 static const wire_field LOAD_PROGRESS_FIELDS[] = {

@@ -57,6 +57,8 @@ typedef struct load_msg {
     uint32_t sim_step_us;  /* --device sim: delay per step */
     uint32_t sim_token_us; /* ... and per scheduled token */
     int32_t sim_vocab_size;
+    int32_t sim_draft_tokens; /* speculation: drafts per step, 0 = none */
+    int32_t sim_draft_accept; /* ... percent of them that are right */
 } load_msg;
 
 typedef struct load_progress_msg {

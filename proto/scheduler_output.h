@@ -43,11 +43,16 @@ typedef struct new_request_msg {
 
 typedef struct cached_request_msg {
     uint64_t request_id;
-    int32_t n_computed_tokens;    /* before this step */
-    int32_t n_scheduled_tokens;   /* drafts included */
-    int32_t n_draft_tokens;       /* of n_scheduled_tokens, the last ones */
-    const token_id *draft_tokens; /* [n_draft_tokens] or NULL: the worker's own drafts */
-    block_ids_msg new_blocks;     /* appended to the tables */
+    /* Before this step, as far as the engine knows: drafts whose verification it has not seen count
+     * as accepted. The worker goes on where its row stands, which is behind by as many tokens as
+     * were rejected in steps still in flight when this one was made. */
+    int32_t n_computed_tokens;
+    int32_t n_scheduled_tokens; /* drafts included */
+    int32_t n_draft_tokens;     /* of n_scheduled_tokens, the last ones */
+    /* [n_draft_tokens], or NULL: the worker's own, of which it may have fewer; those that are
+     * missing count as rejected. Drafts that a step does not ask for are dropped. */
+    const token_id *draft_tokens;
+    block_ids_msg new_blocks; /* appended to the tables */
 } cached_request_msg;
 
 typedef enum kv_transfer_kind {

@@ -32,7 +32,7 @@ typedef struct request_result_msg {
     int32_t n_logprobs_per_token;
     int32_t first_logprob;
     request_error error;
-    int32_t n_drafts; /* proposed for the next step */
+    int32_t n_drafts; /* proposed for the next step; told too when the worker keeps them */
     token_id drafts[PGD_MAX_DRAFT_TOKENS];
 } request_result_msg;
 

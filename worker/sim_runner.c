@@ -5,6 +5,11 @@
  *   hashes   h0 h1 h2 |             h[p] = mix(h[p-1], t[p]);
  *                                   slot(p) must hold h[p] for every p < n_computed
  *
+ * With speculation the row makes drafts behind each of its samples: its own next tokens, spoilt here
+ * and there, and as a draft model would, it leaves its traces in the slots behind the row's tokens.
+ * A step then runs them behind the last token and keeps what draft_verify lets stand; slots of the
+ * others are written again later.
+ *
  * All rows write before any row reads, as in the model: a request may hit a block that another one
  * fills in the same step. Every context position is checked in debug builds; otherwise one slot of
  * each block, a different one each step.
@@ -22,10 +27,13 @@
 #include "common/hash.h"
 #include "common/hash_map.h"
 #include "common/mem.h"
+#include "worker/spec/draft_verify.h"
 
 #define DEFAULT_BLOCKS 4096
 #define SLICE_US       50000 /* longest sleep without progress */
 #define MAX_STOP_IDS   4096
+#define MAX_UNSEEN     3 /* steps before this one whose results the engine may not have seen */
+#define DRAFT_TRACE    0xd4af7d4af7ull
 
 typedef struct sim_row {
     uint64_t request_id;
@@ -33,8 +41,13 @@ typedef struct sim_row {
     int32_t n_prompt_tokens;
     int32_t n_tokens;
     int32_t n_computed_tokens;
-    int32_t n_scheduled_tokens; /* in the step at hand */
-    int32_t batch_idx;          /* where it is in batch, if it is there */
+    int32_t n_scheduled_tokens;     /* in the step at hand; drafts that there are not left out */
+    int32_t n_asked_drafts;         /* by the engine, in this step */
+    int32_t n_step_drafts;          /* as many as there are: behind the known tokens */
+    int32_t n_rejected[MAX_UNSEEN]; /* drafts in the row's last steps, newest first */
+    int32_t n_drafts;
+    token_id drafts[PGD_MAX_DRAFT_TOKENS]; /* for the next step */
+    int32_t batch_idx;                     /* where it is in batch, if it is there */
     bool is_failed;   /* answered with an error: a step sent before that was known may follow */
     token_id *tokens; /* [max_model_len + 1] */
     uint64_t *hashes; /* [max_model_len + 1] */
@@ -190,6 +203,8 @@ static pgd_err add_new(sim_runner *s, const new_request_msg *n, pgd_why *why)
     row->n_tokens = n->n_tokens;
     row->n_computed_tokens = n->n_computed_tokens;
     row->n_scheduled_tokens = n->n_scheduled_tokens;
+    row->n_asked_drafts = row->n_step_drafts = row->n_drafts = 0;
+    memset(row->n_rejected, 0, sizeof row->n_rejected);
     row->is_failed = false;
     memcpy(row->tokens, n->tokens, (size_t)n->n_tokens * sizeof *row->tokens);
     uint64_t hash = 0;
@@ -205,6 +220,44 @@ static pgd_err add_new(sim_runner *s, const new_request_msg *n, pgd_why *why)
     return append_blocks(s, row, &n->blocks, n->n_computed_tokens + n->n_scheduled_tokens, why);
 }
 
+/* The engine counts drafts as accepted until it has seen the result. */
+static bool is_at(const sim_row *row, int32_t n_computed)
+{
+    int32_t pos = row->n_computed_tokens;
+    for (int32_t i = 0; i < MAX_UNSEEN && pos < n_computed; i++)
+        pos += row->n_rejected[i];
+    return pos == n_computed;
+}
+
+/* Puts the step's drafts behind the row's tokens: the engine's, or as many of the row's own as it
+ * asks for. */
+static pgd_err take_drafts(sim_runner *s, sim_row *row, const cached_request_msg *c, pgd_why *why)
+{
+    const token_id *drafts = c->draft_tokens != NULL ? c->draft_tokens : row->drafts;
+    int32_t n_known = c->n_scheduled_tokens - c->n_draft_tokens;
+    row->n_asked_drafts = row->n_step_drafts = c->n_draft_tokens;
+    if (c->draft_tokens == NULL)
+        row->n_step_drafts = PGD_MIN(row->n_step_drafts, row->n_drafts);
+    row->n_scheduled_tokens = n_known + row->n_step_drafts;
+    row->n_drafts = 0;
+    if (row->is_failed)
+        return PGD_OK;
+    if (row->n_computed_tokens + n_known > row->n_tokens ||
+        (c->n_draft_tokens > 0 && row->n_computed_tokens + n_known != row->n_tokens) ||
+        row->n_tokens + row->n_step_drafts > s->max_model_len)
+        return pgd_fail(why, PGD_EPROTO,
+                        "sim: request %llu: expected at most %d known tokens, drafts behind the "
+                        "last, %d in all, got %d computed + %d scheduled, %d of them drafts",
+                        (unsigned long long)c->request_id, row->n_tokens, s->max_model_len,
+                        row->n_computed_tokens, c->n_scheduled_tokens, c->n_draft_tokens);
+    for (int32_t i = 0; i < row->n_step_drafts; i++) {
+        int32_t pos = row->n_tokens + i;
+        row->tokens[pos] = drafts[i];
+        row->hashes[pos] = mix(row->hashes[pos - 1], (uint64_t)drafts[i]);
+    }
+    return PGD_OK;
+}
+
 static pgd_err update_cached(sim_runner *s, const cached_request_msg *c, pgd_why *why)
 {
     sim_row *row = find_row(s, c->request_id);
@@ -214,20 +267,17 @@ static pgd_err update_cached(sim_runner *s, const cached_request_msg *c, pgd_why
     if (row->batch_idx < s->n_batch && &s->rows[s->batch[row->batch_idx]] == row)
         return pgd_fail(why, PGD_EPROTO, "sim: request %llu: it is twice in the step",
                         (unsigned long long)c->request_id);
-    if (!row->is_failed &&
-        (c->n_computed_tokens != row->n_computed_tokens ||
-         c->n_computed_tokens + c->n_scheduled_tokens - c->n_draft_tokens > row->n_tokens))
+    if (!row->is_failed && !is_at(row, c->n_computed_tokens))
         return pgd_fail(why, PGD_EPROTO,
-                        "sim: request %llu: expected %d computed and at most %d known tokens, got "
-                        "%d computed + %d scheduled",
-                        (unsigned long long)c->request_id, row->n_computed_tokens, row->n_tokens,
-                        c->n_computed_tokens, c->n_scheduled_tokens);
-    if (c->n_draft_tokens > 0)
-        return pgd_fail(why, PGD_EUNSUPPORTED, "sim: request %llu: expected no drafts, got %d",
-                        (unsigned long long)c->request_id, c->n_draft_tokens);
-    row->n_scheduled_tokens = c->n_scheduled_tokens;
+                        "sim: request %llu: expected %d computed tokens, and %d, %d and %d drafts "
+                        "rejected since, got %d",
+                        (unsigned long long)c->request_id, row->n_computed_tokens,
+                        row->n_rejected[0], row->n_rejected[1], row->n_rejected[2],
+                        c->n_computed_tokens);
+    PGD_TRY(take_drafts(s, row, c, why));
     add_to_batch(s, row);
-    return append_blocks(s, row, &c->new_blocks, c->n_computed_tokens + c->n_scheduled_tokens, why);
+    int32_t n_context = c->n_computed_tokens + c->n_scheduled_tokens + s->load.sim_draft_tokens;
+    return append_blocks(s, row, &c->new_blocks, PGD_MIN(n_context, s->max_model_len), why);
 }
 
 /* --- KV cache --------------------------------------------------------------------------------- */
@@ -315,12 +365,11 @@ static void sleep_until(sim_runner *s, uint64_t end_us)
     }
 }
 
-/* True when the row's answer is an error. */
-static bool apply_faults(sim_runner *s, const sim_row *row)
+/* True when the row's answer is an error. Rejected drafts have no effect: end leaves them out. */
+static bool apply_faults(sim_runner *s, const sim_row *row, int32_t end)
 {
     bool is_nan = row->is_failed;
-    int32_t end = is_nan ? 0 : row->n_computed_tokens + row->n_scheduled_tokens;
-    for (int32_t p = row->n_computed_tokens; p < end; p++) {
+    for (int32_t p = row->n_computed_tokens; p < end && !row->is_failed; p++) {
         if (row->tokens[p] == s->kill_token) {
             fprintf(stderr, "sim: told to die by token %d\n", s->kill_token);
             abort();
@@ -355,14 +404,84 @@ static void score_prompt(sim_runner *s, const sim_row *row, step_result *out)
     }
 }
 
-static void finish_row(sim_runner *s, sim_row *row, bool is_nan, step_result *out)
+/* Tokens that the row draws, at most n_step_drafts + 1; 0 while it is inside its prompt. */
+static int32_t sample_row(sim_runner *s, const sim_row *row, token_id *tokens)
 {
-    int32_t end = row->n_computed_tokens + row->n_scheduled_tokens;
+    if (row->n_computed_tokens + row->n_scheduled_tokens < row->n_tokens)
+        return 0;
+    for (int32_t i = 0; i <= row->n_step_drafts; i++)
+        tokens[i] = draw(row->hashes[row->n_tokens - 1 + i],
+                         row->n_tokens - row->n_prompt_tokens + i, &row->params, s->vocab_size);
+    return draft_verify(tokens, row->tokens + row->n_tokens, tokens, row->n_step_drafts);
+}
+
+/* Known tokens and accepted drafts are computed now; the last token drawn is not. */
+static void keep_tokens(sim_row *row, const token_id *tokens, int32_t n_tokens)
+{
+    memmove(row->n_rejected + 1, row->n_rejected, sizeof row->n_rejected - sizeof *row->n_rejected);
+    row->n_rejected[0] = 0;
+    row->n_computed_tokens += row->n_scheduled_tokens;
+    if (n_tokens == 0)
+        return;
+    for (int32_t i = 0; i < n_tokens; i++, row->n_tokens++) {
+        row->tokens[row->n_tokens] = tokens[i];
+        row->hashes[row->n_tokens] = mix(row->hashes[row->n_tokens - 1], (uint64_t)tokens[i]);
+    }
+    row->n_rejected[0] = row->n_asked_drafts - (n_tokens - 1);
+    row->n_computed_tokens = row->n_tokens - 1;
+}
+
+/* Most often the most there may be, now and then fewer, as an n-gram search finds them. */
+static int32_t choose_n_drafts(const sim_runner *s, const sim_row *row, uint64_t x)
+{
+    int32_t n = s->load.sim_draft_tokens;
+    if (x % 8 == 0)
+        n = (int32_t)(x / 8 % (uint64_t)(n + 1));
+    return PGD_MAX(PGD_MIN(n, s->max_model_len - row->n_tokens), 0);
+}
+
+/* A draft model's KV lies behind the row's tokens, where the engine has left room (SD1); a row that
+ * is new has none yet. */
+static void leave_traces(sim_runner *s, const sim_row *row)
+{
+    for (int32_t g = 0; g < s->n_groups; g++) {
+        int32_t end =
+            PGD_MIN(row->n_tokens - 1 + s->load.sim_draft_tokens, row->n_blocks[g] * s->block_size);
+        for (int32_t p = row->n_tokens - 1; p < PGD_MIN(end, s->max_model_len); p++)
+            *slot_at(s, row, g, p) = DRAFT_TRACE;
+    }
+}
+
+/* One draft in a hundred is spoilt for each percent that sim_draft_accept lacks. */
+static void make_drafts(sim_runner *s, sim_row *row, request_result_msg *r)
+{
+    uint64_t hash = row->hashes[row->n_tokens - 1];
+    if (s->load.sim_draft_tokens == 0)
+        return;
+    row->n_drafts = r->n_drafts = choose_n_drafts(s, row, mix(hash, DRAFT_TRACE));
+    for (int32_t i = 0; i < row->n_drafts; i++) {
+        token_id token =
+            draw(hash, row->n_tokens - row->n_prompt_tokens + i, &row->params, s->vocab_size);
+        bool is_right = mix(hash, DRAFT_TRACE + 1) % 100 < (uint64_t)s->load.sim_draft_accept;
+        row->drafts[i] = r->drafts[i] = is_right ? token : (token + 1) % s->vocab_size;
+        hash = mix(hash, (uint64_t)token);
+    }
+    leave_traces(s, row);
+}
+
+static void finish_row(sim_runner *s, sim_row *row, step_result *out)
+{
+    token_id tokens[PGD_MAX_DRAFT_TOKENS + 1];
+    int32_t n_tokens = row->is_failed ? 0 : sample_row(s, row, tokens);
+    int32_t end = n_tokens > 0 ? row->n_tokens + n_tokens - 1
+                               : row->n_computed_tokens + row->n_scheduled_tokens;
+    bool is_nan = apply_faults(s, row, end);
     request_result_msg *r = &s->results[out->n_results];
-    if (!is_nan)
+    if (!is_nan) {
         score_prompt(s, row, out);
-    row->n_computed_tokens = end;
-    if (end < row->n_tokens && !is_nan)
+        keep_tokens(row, tokens, n_tokens);
+    }
+    if (n_tokens == 0 && !is_nan)
         return; /* still inside its prompt */
     *r = (request_result_msg){.request_id = row->request_id, .request_epoch = row->request_epoch};
     out->n_results++;
@@ -371,18 +490,17 @@ static void finish_row(sim_runner *s, sim_row *row, bool is_nan, step_result *ou
         r->error = REQUEST_ERROR_NAN_LOGITS;
         return;
     }
-    token_id token = draw(row->hashes[end - 1], row->n_tokens - row->n_prompt_tokens, &row->params,
-                          s->vocab_size);
-    r->n_tokens = 1;
-    r->tokens[0] = token;
-    if (row->params.n_logprobs >= 0) {
-        r->first_logprob = out->n_logprobs;
-        r->n_logprobs_per_token = fill_logprobs(&s->logprobs[out->n_logprobs], token, token,
+    r->n_tokens = n_tokens;
+    r->first_logprob = out->n_logprobs;
+    for (int32_t i = 0; i < n_tokens; i++) {
+        r->tokens[i] = tokens[i];
+        if (row->params.n_logprobs < 0)
+            continue;
+        r->n_logprobs_per_token = fill_logprobs(&s->logprobs[out->n_logprobs], tokens[i], tokens[i],
                                                 row->params.n_logprobs, s->vocab_size);
         out->n_logprobs += r->n_logprobs_per_token;
     }
-    row->hashes[row->n_tokens] = mix(row->hashes[end - 1], (uint64_t)token);
-    row->tokens[row->n_tokens++] = token;
+    make_drafts(s, row, r);
 }
 
 static pgd_err sim_step(step_runner *base, const scheduler_output *in, step_result *out,
@@ -410,10 +528,8 @@ static pgd_err sim_step(step_runner *base, const scheduler_output *in, step_resu
     if (s->n_batch > 0)
         sleep_until(s, start_us + s->load.sim_step_us +
                            (uint64_t)s->load.sim_token_us * (uint64_t)in->total_scheduled_tokens);
-    for (int32_t i = 0; i < s->n_batch; i++) {
-        sim_row *row = &s->rows[s->batch[i]];
-        finish_row(s, row, apply_faults(s, row), out);
-    }
+    for (int32_t i = 0; i < s->n_batch; i++)
+        finish_row(s, &s->rows[s->batch[i]], out);
     count_progress(s);
     out->forward_us = (uint32_t)PGD_MIN(clock_now_us() - start_us, UINT32_MAX);
     return PGD_OK;
@@ -436,7 +552,7 @@ static pgd_err sim_load(step_runner *base, const load_msg *msg, load_done_msg *d
     if (msg->sim_vocab_size < 1)
         return pgd_fail(why, PGD_EPROTO, "sim: expected sim_vocab_size >= 1, got %d",
                         msg->sim_vocab_size);
-    s->load = *msg;
+    s->load = *msg; /* the drafts' limits were checked when it was decoded */
     s->vocab_size = msg->sim_vocab_size;
     *done = (load_done_msg){.kv_page_bytes = (uint64_t)msg->block_size * 4096,
                             .n_kv_groups = 1,
@@ -457,7 +573,8 @@ static pgd_err alloc_rows(sim_runner *s, pgd_why *why)
     s->batch = mem_calloc((size_t)n_rows, sizeof *s->batch);
     s->results = mem_calloc((size_t)n_rows, sizeof *s->results);
     s->logprobs =
-        mem_calloc((size_t)n_rows * (size_t)(s->load.max_logprobs + 1), sizeof *s->logprobs);
+        mem_calloc((size_t)n_rows * (PGD_MAX_DRAFT_TOKENS + 1) * (size_t)(s->load.max_logprobs + 1),
+                   sizeof *s->logprobs);
     s->prompt_results = mem_calloc((size_t)n_rows, sizeof *s->prompt_results);
     s->prompt_logprobs =
         mem_calloc((size_t)s->load.max_num_batched_tokens * (size_t)(s->load.max_logprobs + 1),

@@ -9,6 +9,8 @@
  * ends the worker with a message. Faults for tests, from the environment:
  * PAGED_SIM_FAULTS="kill:T,nan:T,hang:T": a step in which a scheduled token has the id T aborts the
  * process, answers with REQUEST_ERROR_NAN_LOGITS for that request, or never ends.
+ * With sim_draft_tokens it speculates: it keeps drafts of its own, of which sim_draft_accept percent
+ * are right, and verifies them with worker/spec/draft_verify; the output is the same without.
  * Thread:  worker
  */
 #ifndef WORKER_SIM_RUNNER_H

@@ -320,6 +320,7 @@ static request *find_request(void *arg, uint64_t id)
 static pgd_err make_scheduler(core_loop *c, const worker_facts *facts, pgd_why *why)
 {
     const config *cfg = c->opts.cfg;
+    int32_t n_drafts = strcmp(c->sizes.device, "sim") == 0 ? (int32_t)cfg->sim_draft_tokens : 0;
     scheduler_opts o = {.max_num_seqs = c->sizes.max_num_seqs,
                         .max_num_batched_tokens = c->sizes.max_num_batched_tokens,
                         .long_prefill_token_threshold = (int32_t)cfg->long_prefill_token_threshold,
@@ -331,6 +332,8 @@ static pgd_err make_scheduler(core_loop *c, const worker_facts *facts, pgd_why *
                         .enable_chunked_prefill = true,
                         .enable_prefix_caching = cfg->enable_prefix_caching,
                         .async = true,
+                        .num_speculative_tokens = n_drafts,
+                        .num_lookahead_tokens = n_drafts,
                         .watermark = cfg->kv_watermark,
                         .n_blocks = facts->n_blocks,
                         .block_size = c->sizes.block_size,

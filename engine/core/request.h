@@ -79,9 +79,10 @@ typedef struct request {
     int32_t n_in_flight;        /* dispatched steps whose result has not been seen */
     uint32_t epoch;             /* bumped at each admission to RUNNING */
     int32_t n_in_flight_tokens; /* of num_computed_tokens, those of steps in flight */
-    int32_t n_draft_tokens;
-    token_id draft_tokens[PGD_MAX_DRAFT_TOKENS];
-    token_id stop_token; /* which stop_token_id ended it; -1 */
+    int32_t n_draft_tokens;     /* to verify in the next step */
+    token_id draft_tokens[PGD_MAX_DRAFT_TOKENS]; /* async: not known, the worker keeps them */
+    int32_t n_held_drafts; /* async: how many the worker made with the last result */
+    token_id stop_token;   /* which stop_token_id ended it; -1 */
 
     block_hash *block_hashes; /* [n_block_hashes], one per full hash block */
     int32_t n_block_hashes;

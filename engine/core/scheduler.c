@@ -20,7 +20,8 @@ static pgd_err check_opts(const scheduler_opts *o)
         o->max_queued_requests < 1)
         return PGD_EINVAL;
     if (o->long_prefill_token_threshold < 0 || o->num_lookahead_tokens < 0 || o->block_size < 1 ||
-        o->n_blocks < 2)
+        o->n_blocks < 2 || o->num_speculative_tokens < 0 ||
+        o->num_speculative_tokens > PGD_MAX_DRAFT_TOKENS)
         return PGD_EINVAL;
     if (!(o->watermark >= 0.0 && o->watermark < 1.0))
         return PGD_EINVAL;
@@ -222,6 +223,7 @@ void scheduler__drop_progress(scheduler *s, request *r, int32_t n_valid_tokens)
     r->n_output_placeholders = 0;
     r->n_in_flight_tokens = 0;
     r->n_draft_tokens = 0;
+    r->n_held_drafts = 0;
 }
 
 void scheduler__finish(scheduler *s, request *r, request_status was, request_status status,
@@ -301,6 +303,7 @@ void scheduler_get_stats(const scheduler *s, scheduler_stats *out)
     const block_pool *pool = kv_manager_get_pool(s->kv);
     *out = s->stats;
     out->n_running = s->n_running;
+    out->num_speculative_tokens = s->opts.num_speculative_tokens;
     out->n_waiting = request_queue_n_requests(s->waiting);
     out->n_blocks_total = block_pool_n_blocks(pool) - 1;
     out->n_blocks_free = block_pool_n_free(pool);

@@ -30,8 +30,12 @@ typedef struct scheduler_opts {
     scheduler_policy policy;
     bool enable_chunked_prefill;
     bool enable_prefix_caching;
-    bool async;                   /* two steps in flight: placeholders, AS */
-    int32_t num_lookahead_tokens; /* speculation slots, 0 here */
+    bool async; /* two steps in flight: placeholders, AS */
+    /* Drafts per request and step that the worker makes, 0 = no speculation. Async: the worker keeps
+     * them and the scheduler counts on that many (AS2). Otherwise those that results bring are sent
+     * back to it. */
+    int32_t num_speculative_tokens;
+    int32_t num_lookahead_tokens; /* slots beyond each step that the worker's draft model writes */
     double watermark;             /* fraction of blocks */
     int32_t n_blocks;             /* null block included */
     int32_t block_size;           /* tokens per block hash; divides every group's block size */
@@ -73,6 +77,11 @@ typedef struct scheduler_stats {
     uint64_t n_prompt_computed_tokens;   /* scheduled for the first time */
     uint64_t n_prompt_recomputed_tokens; /* again, after a preemption or a lost worker */
     uint64_t n_generated_tokens;
+    int32_t num_speculative_tokens; /* as in the options */
+    uint64_t n_drafts;              /* times that a request had draft tokens to verify */
+    uint64_t n_draft_tokens;
+    uint64_t n_accepted_tokens;                        /* of them */
+    uint64_t n_accepted_per_pos[PGD_MAX_DRAFT_TOKENS]; /* the same by place in the draft */
 } scheduler_stats;
 
 PGD_MUST_USE pgd_err scheduler_create(scheduler **out, const scheduler_opts *opts);

@@ -118,7 +118,7 @@ static void record_running(scheduler *s, request *r, int32_t n)
     msg->n_computed_tokens = r->num_computed_tokens;
     msg->n_scheduled_tokens = n;
     msg->n_draft_tokens = e->n_drafts;
-    msg->draft_tokens = e->n_drafts > 0 ? r->draft_tokens : NULL;
+    msg->draft_tokens = e->n_drafts > 0 && !s->opts.async ? r->draft_tokens : NULL;
     r->n_draft_tokens = 0;
 }
 
@@ -319,6 +319,18 @@ static void count_prompt_tokens(scheduler *s, request *r, int32_t from, int32_t 
     }
 }
 
+/* AS2: the worker makes drafts behind the tokens of a step; a request that sits this step out has
+ * none for the next. */
+static void clear_stale_drafts(scheduler *s)
+{
+    if (!s->opts.async || s->opts.num_speculative_tokens == 0)
+        return;
+    for (int32_t i = 0; i < s->n_running; i++) {
+        if (s->running[i]->entry_idx < 0)
+            s->running[i]->n_draft_tokens = 0;
+    }
+}
+
 /* SC9: num_computed advances before the step has run, so that the next one can be scheduled. */
 static int32_t advance(scheduler *s)
 {
@@ -330,8 +342,10 @@ static int32_t advance(scheduler *s)
         count_prompt_tokens(s, r, r->num_computed_tokens, r->num_computed_tokens + e->n_tokens);
         r->num_computed_tokens += e->n_tokens;
         e->is_sampled = r->num_computed_tokens >= r->n_tokens + r->n_output_placeholders;
-        if (e->is_sampled && s->opts.async)
+        if (e->is_sampled && s->opts.async) {
             r->n_output_placeholders += 1 + e->n_drafts;
+            r->n_draft_tokens = s->opts.num_speculative_tokens;
+        }
         r->n_in_flight++;
         r->n_in_flight_tokens += e->n_tokens;
         r->entry_idx = -1;
@@ -343,6 +357,7 @@ static int32_t advance(scheduler *s)
 static bool finish_step(scheduler *s, scheduler_output *out)
 {
     step_record *record = s->step.record;
+    clear_stale_drafts(s);
     int32_t n_total = advance(s);
     PGD_ASSERTF(n_total + s->step.budget == s->opts.max_num_batched_tokens && s->step.budget >= 0,
                 "%d tokens scheduled, %d left of %d", n_total, s->step.budget,

@@ -170,8 +170,29 @@ static bool append_tokens(scheduler *s, request *r, const step_result *result,
     return true;
 }
 
-static void keep_drafts(request *r, const request_result_msg *res)
+/* Only drafts that there were count: with async the step was made before the worker told how many
+ * it has. */
+static void count_drafts(scheduler *s, const request *r, const step_entry *e, int32_t n_returned)
 {
+    int32_t n_accepted = n_returned - 1;
+    int32_t n_drafts = e->n_drafts;
+    if (s->opts.async)
+        n_drafts = PGD_MAX(PGD_MIN(n_drafts, r->n_held_drafts), n_accepted);
+    if (n_drafts == 0)
+        return;
+    s->stats.n_drafts++;
+    s->stats.n_draft_tokens += (uint64_t)n_drafts;
+    s->stats.n_accepted_tokens += (uint64_t)n_accepted;
+    for (int32_t i = 0; i < n_accepted; i++)
+        s->stats.n_accepted_per_pos[i]++;
+}
+
+static void keep_drafts(scheduler *s, request *r, const request_result_msg *res)
+{
+    if (s->opts.async) {
+        r->n_held_drafts = res->n_drafts;
+        return;
+    }
     r->n_draft_tokens = res->n_drafts;
     for (int32_t i = 0; i < res->n_drafts; i++)
         r->draft_tokens[i] = res->drafts[i];
@@ -219,11 +240,11 @@ static void apply_entry(scheduler *s, const step_entry *e, const step_result *re
         return;
     if (is_running)
         settle_counters(s, r, e, res->n_tokens);
+    count_drafts(s, r, e, res->n_tokens);
     if (!append_tokens(s, r, result, res) || !is_running)
         return;
     publish_known(s, r);
-    if (!s->opts.async)
-        keep_drafts(r, res);
+    keep_drafts(s, r, res);
 }
 
 pgd_err scheduler_update(scheduler *s, const step_result *result)

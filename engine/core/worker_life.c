@@ -328,6 +328,8 @@ static pgd_err take_hello(worker_life *w, const worker_frame *f, pgd_why *why)
     load.sim_step_us = (uint32_t)cfg->sim_step_us;
     load.sim_token_us = (uint32_t)cfg->sim_token_us;
     load.sim_vocab_size = (int32_t)cfg->sim_vocab_size;
+    load.sim_draft_tokens = (int32_t)cfg->sim_draft_tokens;
+    load.sim_draft_accept = (int32_t)cfg->sim_draft_accept;
     w->state = WORKER_LIFE_LOADING;
     w->progress_mark = w->awake_us;
     (void)!send_or_lose(w, WIRE_LOAD, &control_load_record, &load);

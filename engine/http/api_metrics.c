@@ -100,6 +100,16 @@ static void samples_source(page *p)
     sample(p, "source", "local_cache", (double)p->s->core.scheduler.n_prefix_hit_tokens);
 }
 
+static void samples_accepted(page *p)
+{
+    const scheduler_stats *k = &p->s->core.scheduler;
+    for (int32_t i = 0; i < k->num_speculative_tokens; i++) {
+        char position[16];
+        snprintf(position, sizeof(position), "%d", i);
+        sample(p, "position", position, (double)k->n_accepted_per_pos[i]);
+    }
+}
+
 static void samples_cache_config(page *p)
 {
     strbuf_appendf(&p->b,
@@ -307,6 +317,18 @@ static const family families[] = {
      "Bodies and answers that wait for the thread pool or are read, translated or rendered there."},
 };
 
+/* Shown only when speculation is on. */
+static const family spec_families[] = {
+    {"spec_decode_num_drafts_total", COUNTER, SCHED(n_drafts), BOTH,
+     "Times that draft tokens of a request were verified."},
+    {"spec_decode_num_draft_tokens_total", COUNTER, SCHED(n_draft_tokens), BOTH,
+     "Draft tokens verified."},
+    {"spec_decode_num_accepted_tokens_total", COUNTER, SCHED(n_accepted_tokens), BOTH,
+     "Draft tokens that were right."},
+    {"spec_decode_num_accepted_tokens_per_pos_total", COUNTER, EACH(samples_accepted), BOTH,
+     "Draft tokens that were right, by place in the draft."},
+};
+
 /* Names that every Prometheus client library gives, without prefix and labels. */
 static const struct {
     const char *name;
@@ -352,10 +374,9 @@ static void append_family(page *p, const family *f, const char *prefix)
         strbuf_appendf(&p->b, "%s{%s} %.17g\n", p->name, p->labels, read_value(p->s, f));
 }
 
-static void append_families(page *p)
+static void append_families(page *p, const family *table, size_t n_families)
 {
-    for (size_t i = 0; i < PGD_ARRAY_LEN(families); i++) {
-        const family *f = &families[i];
+    for (const family *f = table; f < table + n_families; f++) {
         p->low = 0;
         p->high = f->is_tokens ? p->s->core.max_model_len : HUGE_VAL;
         append_family(p, f, "paged_");
@@ -363,6 +384,10 @@ static void append_families(page *p)
         if (f->is_vllm)
             append_family(p, f, "vllm:");
     }
+}
+
+static void append_process(page *p)
+{
     for (size_t i = 0; i < PGD_ARRAY_LEN(process_rows); i++)
         strbuf_appendf(&p->b, "# HELP %s %s\n# TYPE %s %s\n%s %.17g\n", process_rows[i].name,
                        process_rows[i].help, process_rows[i].name, process_rows[i].type,
@@ -413,7 +438,10 @@ void api_metrics_handle(http_api *api, http_conn *conn, const http_request *req)
     take_scrape(&s, api);
     strbuf_init(&p.b);
     set_labels(&p, engine_model_name(api->engine));
-    append_families(&p);
+    append_families(&p, families, PGD_ARRAY_LEN(families));
+    if (s.core.scheduler.num_speculative_tokens > 0)
+        append_families(&p, spec_families, PGD_ARRAY_LEN(spec_families));
+    append_process(&p);
     if (p.b.failed)
         http_error_respond(conn, 503, NULL, "out of memory");
     else
