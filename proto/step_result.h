@@ -24,15 +24,16 @@ typedef enum request_error {
 typedef struct request_result_msg {
     uint64_t request_id;
     uint32_t request_epoch; /* as sent with new_request_msg */
-    int32_t n_tokens;       /* 1 to drafts + 1; 0 with an error */
-    token_id tokens[PGD_MAX_DRAFT_TOKENS + 1];
+    request_error error;
     /* For token t: n_logprobs_per_token entries from logprobs[first_logprob + t *
      * n_logprobs_per_token]: the sampled token first, then the best ones in descending order (ties:
      * lower id first). 0 = not asked for. */
     int32_t n_logprobs_per_token;
     int32_t first_logprob;
-    request_error error;
+    int32_t n_tokens; /* 1 to drafts + 1; 0 with an error */
     int32_t n_drafts; /* proposed for the next step; told too when the worker keeps them */
+    /* Behind their counts both are unspecified. */
+    token_id tokens[PGD_MAX_DRAFT_TOKENS + 1];
     token_id drafts[PGD_MAX_DRAFT_TOKENS];
 } request_result_msg;
 

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "common/mem.h"
+#include "proto/wire_plan.h"
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "paged needs a little-endian machine");
 
@@ -130,6 +131,12 @@ static void write_section(writer *w, const wire_field *f, uint32_t tag, const ui
     put_u32(w, (uint32_t)n_elems);
     if (f->elem != WIRE_KIND_RECORD) {
         put(w, elems, (size_t)n_elems * KIND_BYTES[f->elem]);
+        return;
+    }
+    wire_plan plan;
+    if (n_elems > 0 && wire_plan_make(&plan, f->record, NULL)) {
+        w->n_bytes =
+            wire_plan_write(w->data, w->n_bytes, &plan, elems, (size_t)n_elems, w->n_groups);
         return;
     }
     for (int64_t i = 0; i < n_elems; i++)
@@ -395,8 +402,13 @@ static pgd_err read_records(reader *r, const wire_record *rec, const wire_field 
                         f->name, n_elems);
     *elems = r->scratch->data + r->scratch->used_bytes;
     r->scratch->used_bytes += n_need;
-    for (uint32_t i = 0; i < n_elems; i++)
-        PGD_TRY(read_record(r, f->record, *elems + (size_t)i * f->record->struct_bytes));
+    wire_plan plan;
+    bool has_plan = r->limits != NULL && wire_plan_make(&plan, f->record, r->limits);
+    for (uint32_t i = 0; i < n_elems; i++) {
+        uint8_t *msg = *elems + (size_t)i * f->record->struct_bytes;
+        if (!has_plan || !wire_plan_read(msg, &r->pos, &plan, r->data, r->n_bytes, r->n_groups))
+            PGD_TRY(read_record(r, f->record, msg));
+    }
     return PGD_OK;
 }
 

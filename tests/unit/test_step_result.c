@@ -38,9 +38,9 @@ static void test_step_result_round_trip(void **state)
             const request_result_msg *y = &out.results[i];
             assert_true(x->request_id == y->request_id && x->request_epoch == y->request_epoch);
             assert_int_equal(x->n_tokens, y->n_tokens);
-            assert_memory_equal(x->tokens, y->tokens, sizeof x->tokens);
+            assert_memory_equal(x->tokens, y->tokens, (size_t)x->n_tokens * sizeof x->tokens[0]);
             assert_int_equal(x->n_drafts, y->n_drafts);
-            assert_memory_equal(x->drafts, y->drafts, sizeof x->drafts);
+            assert_memory_equal(x->drafts, y->drafts, (size_t)x->n_drafts * sizeof x->drafts[0]);
             assert_int_equal(x->first_logprob, y->first_logprob);
             assert_int_equal(x->n_logprobs_per_token, y->n_logprobs_per_token);
             assert_int_equal(x->error, y->error);
