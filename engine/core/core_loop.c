@@ -334,6 +334,7 @@ static pgd_err make_scheduler(core_loop *c, const worker_facts *facts, pgd_why *
                         .async = true,
                         .num_speculative_tokens = n_drafts,
                         .num_lookahead_tokens = n_drafts,
+                        .max_steps_in_flight = DEPTH,
                         .watermark = cfg->kv_watermark,
                         .n_blocks = facts->n_blocks,
                         .block_size = c->sizes.block_size,

@@ -11,7 +11,8 @@
 
 static pgd_err check_opts(const request_opts *o)
 {
-    if (o->n_prompt_tokens < 1 || o->max_tokens < 1 || o->n_prompt_tokens >= o->max_model_len)
+    if (o->n_prompt_tokens < 1 || o->max_tokens < 1 || o->n_prompt_tokens >= o->max_model_len ||
+        o->n_encoder_tokens < 0)
         return PGD_EINVAL;
     if (o->params.n_stop_ids < 0 || o->params.n_stop_ids > PGD_MAX_STOP_IDS || o->n_eos_ids < 0 ||
         o->n_eos_ids > PGD_MAX_STOP_IDS)
@@ -71,7 +72,7 @@ static pgd_err make_salt_extra(void **out, size_t *n_bytes, const char *cache_sa
 
 static pgd_err create_hashing(request *r, const request_opts *o)
 {
-    if (o->hasher == NULL)
+    if (o->hasher == NULL || o->n_encoder_tokens > 0)
         return PGD_OK;
     r->hash_block_size = o->block_size;
     r->block_hashes =
@@ -143,6 +144,7 @@ pgd_err request_create(request **out, const request_opts *opts)
     r->status = REQUEST_WAITING;
     r->n_prompt_tokens = opts->n_prompt_tokens;
     r->n_tokens = opts->n_prompt_tokens;
+    r->n_encoder_tokens = opts->n_encoder_tokens;
     r->max_tokens = opts->max_tokens;
     r->max_total_tokens = (int32_t)PGD_MIN((int64_t)opts->n_prompt_tokens + opts->max_tokens,
                                            (int64_t)opts->max_model_len);

@@ -34,6 +34,9 @@ typedef struct request_opts {
     uint64_t id;
     const token_id *prompt;  /* [n_prompt_tokens], copied */
     int32_t n_prompt_tokens; /* >= 1 */
+    /* Tokens of the encoder's input, 0 = none. Such a request is not hashed: what its own tokens
+     * are worth depends on that input. */
+    int32_t n_encoder_tokens;
     /* By request_hash_prompt with the same block_size and salt, copied; NULL: worked out here. */
     const block_hash *prompt_hashes;
     int32_t max_tokens; /* >= 1 output tokens */
@@ -55,6 +58,7 @@ typedef struct request {
     token_id *tokens; /* [max_total_tokens]: prompt, then accepted output */
     int32_t n_prompt_tokens;
     int32_t n_tokens;
+    int32_t n_encoder_tokens; /* 0 = none */
     int32_t max_tokens;
     int32_t max_total_tokens; /* min(n_prompt_tokens + max_tokens, max_model_len) */
     sampling_params

@@ -12,7 +12,6 @@
 #include "common/mem.h"
 #include "common/thread.h"
 #include "engine/core/scheduler_internal.h"
-#include "engine/kv/kv_full_attention.h"
 
 static pgd_err check_opts(const scheduler_opts *o)
 {
@@ -22,6 +21,8 @@ static pgd_err check_opts(const scheduler_opts *o)
     if (o->long_prefill_token_threshold < 0 || o->num_lookahead_tokens < 0 || o->block_size < 1 ||
         o->n_blocks < 2 || o->num_speculative_tokens < 0 ||
         o->num_speculative_tokens > PGD_MAX_DRAFT_TOKENS)
+        return PGD_EINVAL;
+    if (o->max_steps_in_flight < 0 || o->max_steps_in_flight > SCHEDULER_MAX_STEPS_IN_FLIGHT)
         return PGD_EINVAL;
     if (!(o->watermark >= 0.0 && o->watermark < 1.0))
         return PGD_EINVAL;
@@ -58,6 +59,17 @@ static pgd_err create_arrays(scheduler *s)
     return is_complete ? PGD_OK : PGD_ENOMEM;
 }
 
+/* Tokens of one request that can be scheduled and not yet known to be done, and the slots kept for
+ * what comes behind them. */
+static int32_t max_unfinished_tokens(const scheduler_opts *o)
+{
+    int64_t n = o->max_num_batched_tokens;
+    if (o->long_prefill_token_threshold > 0)
+        n = PGD_MIN(n, (int64_t)o->long_prefill_token_threshold);
+    n = n * o->max_steps_in_flight + o->num_lookahead_tokens;
+    return (int32_t)PGD_MIN(n, (int64_t)o->max_model_len);
+}
+
 static pgd_err create_parts(scheduler *s)
 {
     const scheduler_opts *o = &s->opts;
@@ -68,16 +80,18 @@ static pgd_err create_parts(scheduler *s)
         o->max_queued_requests));
     if (o->enable_prefix_caching)
         PGD_TRY(block_hasher_create(&s->hasher, o->hash_seed));
-    const kv_group_spec full = {.ops = kv_full_attention_get_ops(), .block_size = o->block_size};
+    const kv_group_spec full = {.ops = kv_group_ops_of(ATTENTION_FULL),
+                                .block_size = o->block_size};
     kv_manager_opts kv_opts = {
         .n_blocks = o->n_blocks,
         .groups = o->groups != NULL ? o->groups : &full,
         .n_groups = o->n_groups,
         .enable_caching = o->enable_prefix_caching,
+        .use_eagle = o->use_eagle,
         .hash_block_size = o->block_size,
         .max_holders = o->max_num_seqs,
         .max_model_len = o->max_model_len,
-        .max_batched_tokens = o->max_num_batched_tokens,
+        .max_unfinished_tokens = max_unfinished_tokens(o),
     };
     return kv_manager_create(&s->kv, &kv_opts);
 }
@@ -90,6 +104,8 @@ pgd_err scheduler_create(scheduler **out, const scheduler_opts *opts)
     if (s == NULL)
         return PGD_ENOMEM;
     s->opts = *opts;
+    if (s->opts.max_steps_in_flight == 0)
+        s->opts.max_steps_in_flight = SCHEDULER_MAX_STEPS_IN_FLIGHT;
     s->next_step_id = 1;
     list_init(&s->set_aside);
     pgd_err err = create_parts(s);
@@ -152,14 +168,15 @@ void scheduler_destroy(scheduler *s)
     mem_free(s);
 }
 
-bool scheduler_can_ever_fit(const scheduler *s, int32_t n_total_tokens)
+static bool can_ever_fit(const scheduler *s, int32_t n_total_tokens, int32_t n_encoder_tokens)
 {
     /* The last token is returned, never computed. */
     int64_t n_computed = (int64_t)PGD_MIN(n_total_tokens, s->opts.max_model_len) - 1;
     int64_t n_slots =
         PGD_MIN(n_computed + s->opts.num_lookahead_tokens, (int64_t)s->opts.max_model_len);
     int32_t n_usable = block_pool_n_blocks(kv_manager_get_pool(s->kv)) - 1;
-    if (n_slots > 0 && kv_manager_n_blocks_for(s->kv, (int32_t)n_slots) > n_usable)
+    if (n_slots > 0 &&
+        kv_manager_n_blocks_for(s->kv, (int32_t)n_slots, n_encoder_tokens) > n_usable)
         return false;
     /* Without chunks a whole prompt, or what is recomputed after a preemption, must fit in one
      * step. */
@@ -167,6 +184,11 @@ bool scheduler_can_ever_fit(const scheduler *s, int32_t n_total_tokens)
     if (s->opts.long_prefill_token_threshold > 0)
         n_at_once = PGD_MIN(n_at_once, (int64_t)s->opts.long_prefill_token_threshold);
     return s->opts.enable_chunked_prefill || n_at_once <= s->opts.max_num_batched_tokens;
+}
+
+bool scheduler_can_ever_fit(const scheduler *s, int32_t n_total_tokens)
+{
+    return can_ever_fit(s, n_total_tokens, 0);
 }
 
 scheduler_add scheduler_add_request(scheduler *s, request *r)
@@ -180,7 +202,8 @@ scheduler_add scheduler_add_request(scheduler *s, request *r)
                 "request %llu is hashed in blocks of %d, the pool has %d",
                 (unsigned long long)r->id, r->hash_block_size, s->opts.block_size);
     if (r->n_prompt_tokens >= s->opts.max_model_len ||
-        !scheduler_can_ever_fit(s, scheduler__limit(s, r)))
+        r->n_encoder_tokens > kv_manager_max_encoder_tokens(s->kv) ||
+        !can_ever_fit(s, scheduler__limit(s, r), r->n_encoder_tokens))
         return SCHEDULER_NEVER_FITS;
     PGD_ASSERTF(scheduler_find(s, r->id) == NULL, "request id %llu is in use",
                 (unsigned long long)r->id);

@@ -30,7 +30,9 @@ typedef struct scheduler_opts {
     scheduler_policy policy;
     bool enable_chunked_prefill;
     bool enable_prefix_caching;
-    bool async; /* two steps in flight: placeholders, AS */
+    bool async;                  /* two steps in flight: placeholders, AS */
+    int32_t max_steps_in_flight; /* steps scheduled and not yet updated at a time; 0 =
+                                    SCHEDULER_MAX_STEPS_IN_FLIGHT */
     /* Drafts per request and step that the worker makes, 0 = no speculation. Async: the worker keeps
      * them and the scheduler counts on that many (AS2). Otherwise those that results bring are sent
      * back to it. */
@@ -39,6 +41,7 @@ typedef struct scheduler_opts {
     double watermark;             /* fraction of blocks */
     int32_t n_blocks;             /* null block included */
     int32_t block_size;           /* tokens per block hash; divides every group's block size */
+    bool use_eagle;               /* as in kv_coordinator_opts */
     int32_t n_groups;
     const kv_group_spec *groups; /* [n_groups], copied; NULL: one group of full attention, whose
                                     blocks have block_size tokens */
@@ -60,8 +63,8 @@ typedef struct scheduler_opts {
 typedef enum scheduler_add {
     SCHEDULER_ADDED,
     SCHEDULER_QUEUE_FULL, /* refusal; the caller keeps the request */
-    SCHEDULER_NEVER_FITS  /* refusal: it needs more blocks than the pool has; the caller keeps the
-                             request */
+    SCHEDULER_NEVER_FITS  /* refusal: it needs more blocks than the pool or its tables have; the
+                             caller keeps the request */
 } scheduler_add;
 
 typedef struct scheduler_stats {
@@ -105,7 +108,7 @@ bool scheduler_has_work(const scheduler *s);
 
 /* Fills *out for the next step; pointers are valid until the next call of any function that changes
  * the scheduler. False when there is nothing to send (no tokens and no ids to deliver). At most
- * SCHEDULER_MAX_STEPS_IN_FLIGHT steps may be without result. num_computed_tokens advances now
+ * max_steps_in_flight steps may be without result. num_computed_tokens advances now
  * (SC9). `only`: when not NULL, requests other than those listed wait, running ones are preempted
  * (bisection of a poison request); n_only ids. */
 bool scheduler_schedule(scheduler *s, scheduler_output *out, const uint64_t *only, int32_t n_only);

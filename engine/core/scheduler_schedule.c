@@ -397,8 +397,7 @@ static bool finish_step(scheduler *s, scheduler_output *out)
 bool scheduler_schedule(scheduler *s, scheduler_output *out, const uint64_t *only, int32_t n_only)
 {
     thread_assert(THREAD_CORE);
-    PGD_ASSERTF(s->n_records < SCHEDULER_MAX_STEPS_IN_FLIGHT, "%d steps are in flight",
-                s->n_records);
+    PGD_ASSERTF(s->n_records < s->opts.max_steps_in_flight, "%d steps are in flight", s->n_records);
     mem_forbid();
     s->step = (step_draft){
         .step_id = s->next_step_id,

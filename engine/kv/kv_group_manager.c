@@ -2,13 +2,30 @@
  * new request are its whole row, those of a running one the tail that the step appended.
  *
  * A row's table:   [ null ... null | hits, published | not yet published ]
- *                    skipped         < n_cached        < n_blocks
+ *                    < n_skipped     < n_cached        < n_blocks
  */
 #include "engine/kv/kv_group_manager.h"
 
 #include <string.h>
 
 #include "common/mem.h"
+
+static pgd_err check_opts(const kv_group_opts *o)
+{
+    const kv_group_spec *spec = &o->spec;
+    if (spec->ops == NULL || spec->block_size < 1 || o->n_rows < 1 || o->max_model_len < 1 ||
+        o->max_unfinished_tokens < 0)
+        return PGD_EINVAL;
+    if (spec->window < (spec->ops->skipped_tokens != NULL ? 1 : 0))
+        return PGD_EINVAL;
+    if (!o->is_cached)
+        return PGD_OK;
+    if (spec->ops->lookup == NULL || o->hash_block_size < 1 || o->alignment_tokens < 1 ||
+        spec->block_size % o->hash_block_size != 0 || o->alignment_tokens % spec->block_size != 0 ||
+        o->n_drop < 0 || o->n_drop > 1)
+        return PGD_EINVAL;
+    return PGD_OK;
+}
 
 pgd_err kv_group_manager_init(kv_group_manager *g, const kv_group_opts *opts)
 {
@@ -17,15 +34,24 @@ pgd_err kv_group_manager_init(kv_group_manager *g, const kv_group_opts *opts)
         .group_id = opts->group_id,
         .pool = opts->pool,
         .zero_list = opts->zero_list,
+        .is_cached = opts->is_cached,
+        .n_drop = opts->n_drop,
         .n_rows = opts->n_rows,
-        .max_batched_tokens = opts->max_batched_tokens,
-        .max_model_len = opts->max_model_len,
     };
-    if (opts->spec.ops == NULL || opts->spec.block_size < 1 || opts->spec.window < 0 ||
-        opts->n_rows < 1 || opts->max_model_len < 1)
-        return PGD_EINVAL;
-    g->max_blocks_per_row =
-        (int32_t)PGD_CEIL_DIV((int64_t)opts->max_model_len, opts->spec.block_size);
+    PGD_TRY(check_opts(opts));
+    const kv_group_spec *spec = &opts->spec;
+    if (opts->is_cached) {
+        g->hashes_per_block = spec->block_size / opts->hash_block_size;
+        g->alignment_blocks = opts->alignment_tokens / spec->block_size;
+    }
+    int32_t max_tokens =
+        spec->ops->is_of_encoder && spec->window > 0 ? spec->window : opts->max_model_len;
+    g->max_blocks_per_row = (int32_t)PGD_CEIL_DIV((int64_t)max_tokens, spec->block_size);
+    g->max_held_blocks = g->max_blocks_per_row;
+    if (spec->ops->max_held_blocks != NULL)
+        g->max_held_blocks = PGD_MIN(
+            spec->ops->max_held_blocks(spec, opts->max_unfinished_tokens, opts->max_model_len),
+            g->max_blocks_per_row);
     size_t n_entries;
     if (!mem_mul(&n_entries, (size_t)g->n_rows, (size_t)g->max_blocks_per_row) ||
         !mem_mul(&g->tables_bytes, n_entries, sizeof *g->tables))
@@ -52,7 +78,7 @@ void kv_group_manager_deinit(kv_group_manager *g)
 
 static int32_t n_skipped_blocks(const kv_group_manager *g, int32_t n_computed_tokens)
 {
-    return g->spec.ops->skipped_tokens(g, n_computed_tokens) / g->spec.block_size;
+    return kv_group_ops_skipped_blocks(&g->spec, n_computed_tokens);
 }
 
 int32_t kv_group_manager_n_fresh(const kv_group_manager *g, int32_t row, int32_t n_hits,
@@ -65,12 +91,23 @@ int32_t kv_group_manager_n_fresh(const kv_group_manager *g, int32_t row, int32_t
 }
 
 int32_t kv_group_manager_n_free_hits(const kv_group_manager *g, const block_id *hits,
-                                     int32_t n_hits, int32_t n_computed_tokens)
+                                     int32_t n_hits, int32_t n_computed_tokens,
+                                     const int32_t *n_given)
 {
     int32_t n_free = 0;
-    for (int32_t i = n_skipped_blocks(g, n_computed_tokens); i < n_hits; i++)
-        n_free += hits[i] != BLOCK_POOL_NULL && block_pool_ref_count(g->pool, hits[i]) == 0;
+    for (int32_t i = n_skipped_blocks(g, n_computed_tokens); i < n_hits; i++) {
+        int32_t n_other = n_given != NULL ? n_given[hits[i]] : 0;
+        n_free += hits[i] != BLOCK_POOL_NULL && block_pool_ref_count(g->pool, hits[i]) == n_other;
+    }
     return n_free;
+}
+
+int32_t kv_group_manager_n_allowed(const kv_group_manager *g, int32_t row)
+{
+    if (row < 0)
+        return g->max_held_blocks;
+    const kv_group_row *r = &g->rows[row];
+    return PGD_MAX(g->max_held_blocks - (r->n_blocks - PGD_MAX(r->n_skipped, r->n_hits)), 0);
 }
 
 void kv_group_manager_attach(kv_group_manager *g, int32_t row, const block_id *hits, int32_t n_hits,
@@ -88,6 +125,8 @@ void kv_group_manager_attach(kv_group_manager *g, int32_t row, const block_id *h
         table[i] = i < n_skipped ? BLOCK_POOL_NULL : hits[i];
     block_pool_touch(g->pool, table, n_blocks);
     r->n_blocks = n_blocks;
+    r->n_skipped = n_skipped;
+    r->n_hits = n_blocks;
     r->n_cached = n_blocks;
     r->is_holder = true;
     g->n_holders++;
@@ -121,19 +160,42 @@ void kv_group_manager_allocate(kv_group_manager *g, int32_t row, int32_t n_need_
         list_for_zeroing(g->zero_list, new_ids, n_new);
 }
 
+/* Leading blocks that may be published when n_tokens tokens are known: whole stretches of the
+ * alignment, and the block behind them that a dropping search looks at (CO6). */
+static int32_t n_publishable(const kv_group_manager *g, int32_t n_hashes, int32_t n_tokens)
+{
+    int32_t n_full = PGD_MIN(n_tokens / g->spec.block_size, n_hashes / g->hashes_per_block);
+    if (g->alignment_blocks == 1)
+        return n_full;
+    return PGD_MIN(n_full - n_full % g->alignment_blocks + g->n_drop, n_full);
+}
+
+/* Whether a hit can need block idx: the shortest one that reaches it must not skip it. */
+static bool can_be_hit(const kv_group_manager *g, int32_t idx)
+{
+    if (g->alignment_blocks == 1 || g->spec.ops->skipped_tokens == NULL)
+        return true;
+    int32_t n_stretches = PGD_CEIL_DIV(idx + 1 - g->n_drop, g->alignment_blocks);
+    int32_t n_hit_blocks = PGD_MAX(n_stretches, 1) * g->alignment_blocks;
+    return n_skipped_blocks(g, n_hit_blocks * g->spec.block_size) <= idx;
+}
+
 void kv_group_manager_publish(kv_group_manager *g, int32_t row, const block_hash *hashes,
                               int32_t n_hashes, int32_t n_tokens)
 {
     kv_group_row *r = &g->rows[row];
-    int32_t n_full = PGD_MIN(n_tokens / g->spec.block_size, n_hashes);
+    if (!g->is_cached)
+        return;
+    int32_t n_full = n_publishable(g, n_hashes, n_tokens);
     if (n_full <= r->n_cached)
         return;
     PGD_ASSERTF(n_full <= r->n_blocks, "row %d of group %d: %d full blocks of %d", row, g->group_id,
                 n_full, r->n_blocks);
     const block_id *table = kv_group_manager_get_table(g, row);
-    for (int32_t i = r->n_cached; i < n_full; i++) {
-        if (table[i] != BLOCK_POOL_NULL)
-            block_pool_publish(g->pool, table[i], &hashes[i], g->group_id);
+    for (int32_t i = PGD_MAX(r->n_cached, r->n_skipped); i < n_full; i++) {
+        const block_hash *hash = &hashes[(size_t)(i + 1) * (size_t)g->hashes_per_block - 1];
+        if (can_be_hit(g, i))
+            block_pool_publish(g->pool, table[i], hash, g->group_id);
     }
     r->n_cached = n_full;
 }
@@ -150,17 +212,29 @@ void kv_group_manager_unpublish(kv_group_manager *g, int32_t row, int32_t first_
 
 void kv_group_manager_remove_skipped(kv_group_manager *g, int32_t row, int32_t n_computed_tokens)
 {
-    const kv_group_row *r = &g->rows[row];
+    kv_group_row *r = &g->rows[row];
     int32_t n_skipped = PGD_MIN(n_skipped_blocks(g, n_computed_tokens), r->n_blocks);
-    if (n_skipped == 0)
+    if (n_skipped <= r->n_skipped)
         return;
     block_id *table = kv_group_manager_get_table(g, row);
     int32_t n_removed = 0;
-    for (int32_t i = n_skipped - 1; i >= 0 && table[i] != BLOCK_POOL_NULL; i--) {
+    for (int32_t i = n_skipped - 1; i >= r->n_skipped; i--) {
         g->scratch[n_removed++] = table[i];
         table[i] = BLOCK_POOL_NULL;
     }
+    r->n_skipped = n_skipped;
     block_pool_free(g->pool, g->scratch, n_removed);
+}
+
+int32_t kv_group_manager_common_prefix(const kv_group_manager *g, int32_t row)
+{
+    if (!g->is_cached || g->spec.ops->skipped_tokens != NULL)
+        return 0;
+    const block_id *table = kv_group_manager_get_table(g, row);
+    int32_t n = 0;
+    while (n < g->rows[row].n_blocks && block_pool_ref_count(g->pool, table[n]) == g->n_holders)
+        n++;
+    return n;
 }
 
 void kv_group_manager_free(kv_group_manager *g, int32_t row)
@@ -168,9 +242,10 @@ void kv_group_manager_free(kv_group_manager *g, int32_t row)
     kv_group_row *r = &g->rows[row];
     PGD_ASSERTF(r->is_holder, "row %d of group %d holds no blocks", row, g->group_id);
     const block_id *table = kv_group_manager_get_table(g, row);
-    for (int32_t i = 0; i < r->n_blocks; i++)
+    int32_t n_held = r->n_blocks - r->n_skipped;
+    for (int32_t i = 0; i < n_held; i++)
         g->scratch[i] = table[r->n_blocks - 1 - i];
-    block_pool_free(g->pool, g->scratch, r->n_blocks);
+    block_pool_free(g->pool, g->scratch, n_held);
     *r = (kv_group_row){0};
     g->n_holders--;
 }

@@ -21,7 +21,8 @@ struct kv_manager {
     int32_t *free_rows; /* [max_holders], a stack */
     int32_t n_free_rows;
     int32_t *promised; /* [max_holders], blocks that the row's prefill has still to take */
-    int32_t *targets;  /* [max_holders], tokens the row was admitted with */
+    int32_t *targets;  /* [max_holders], tokens the row was admitted with; 0 once it has blocks for
+                          all of them */
     int32_t n_promised;
     kv_hit hit;      /* result of the last lookup */
     int32_t *counts; /* [n_blocks], scratch, all 0 between calls */
@@ -51,10 +52,11 @@ static pgd_err create_parts(kv_manager *m, const kv_manager_opts *opts)
         .groups = opts->groups,
         .n_groups = opts->n_groups,
         .enable_caching = opts->enable_caching,
+        .use_eagle = opts->use_eagle,
         .hash_block_size = opts->hash_block_size,
         .n_rows = m->max_holders,
         .max_model_len = opts->max_model_len,
-        .max_batched_tokens = opts->max_batched_tokens,
+        .max_unfinished_tokens = opts->max_unfinished_tokens,
     };
     PGD_TRY(kv_coordinator_create(&m->coordinator, &coordinator_opts));
     for (int32_t g = 0; g < opts->n_groups; g++) {
@@ -112,11 +114,32 @@ const kv_hit *kv_manager_lookup(kv_manager *m, const request *r)
     return &m->hit;
 }
 
-static void update_promise(kv_manager *m, int32_t row)
+int32_t kv_manager_lookup_group(const kv_hit **hit, kv_manager *m, const request *r, int32_t g)
 {
-    int32_t n_left = kv_coordinator_n_needed(m->coordinator, row, NULL, 0, m->targets[row], true);
+    const kv_coordinator *c = m->coordinator;
+    PGD_ASSERTF(g >= 0 && g < c->n_groups, "group %d of %d", g, c->n_groups);
+    int64_t n_hashed = r->skip_prefix_lookup ? 0 : (int64_t)r->n_block_hashes * c->hash_block_size;
+    int32_t n_known = (int32_t)PGD_MIN(n_hashed, (int64_t)r->n_tokens - 1);
+    const kv_group_set set = {.n_groups = 1, .group_ids = {g}};
+    *hit = &m->hit;
+    if (!c->groups[g].is_cached)
+        return 0;
+    return kv_coordinator_search(&m->hit, c, &set, r->block_hashes, n_known, n_known,
+                                 c->groups[g].spec.block_size);
+}
+
+/* Blocks that a prefill has still to take, for rows that are not done with it. */
+static void update_promise(kv_manager *m, const request *r)
+{
+    int32_t row = r->kv_row;
+    kv_need need = {.n_tokens = m->targets[row], .n_encoder_tokens = r->n_encoder_tokens};
+    if (m->targets[row] == 0)
+        return;
+    int32_t n_left = kv_coordinator_n_at_most(m->coordinator, row, NULL, &need, NULL);
     m->n_promised += n_left - m->promised[row];
     m->promised[row] = n_left;
+    if (kv_coordinator_n_needed(m->coordinator, row, NULL, &need) == 0)
+        m->targets[row] = 0;
 }
 
 static void take_row(kv_manager *m, request *r)
@@ -145,12 +168,18 @@ static void fill_block_ids(block_ids_msg *out, const kv_manager *m, int32_t row,
     }
 }
 
+static kv_need need_of_all(const kv_manager *m, const request *r, int32_t n_computed_tokens)
+{
+    return (kv_need){.n_computed_tokens = n_computed_tokens,
+                     .n_tokens = PGD_MIN(r->n_tokens, m->max_model_len),
+                     .n_encoder_tokens = r->n_encoder_tokens};
+}
+
 static bool passes_gate(const kv_manager *m, const request *r, const kv_alloc *a,
                         int32_t n_computed)
 {
-    int32_t n_all = PGD_MIN(r->n_tokens, m->max_model_len);
-    int32_t n_needed =
-        kv_coordinator_n_needed(m->coordinator, r->kv_row, a->hit, n_computed, n_all, true);
+    kv_need need = need_of_all(m, r, n_computed);
+    int32_t n_needed = kv_coordinator_n_at_most(m->coordinator, r->kv_row, a->hit, &need, NULL);
     int32_t n_promised = m->n_promised - (r->kv_row >= 0 ? m->promised[r->kv_row] : 0);
     return (int64_t)n_needed + a->n_spare_blocks <=
            (int64_t)block_pool_n_free(m->pool) - n_promised;
@@ -167,16 +196,21 @@ bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, c
     int32_t n_hit = a->hit != NULL ? a->hit->n_tokens : 0;
     int32_t n_computed = PGD_MIN(r->num_computed_tokens + n_hit, m->max_model_len);
     int32_t n_main = n_computed + a->n_new_tokens;
-    int32_t n_need = PGD_MIN(n_main + a->n_lookahead_tokens, m->max_model_len);
+    kv_need need = {.n_computed_tokens = n_computed,
+                    .n_tokens = PGD_MIN(n_main + a->n_lookahead_tokens, m->max_model_len),
+                    .n_encoder_tokens = r->n_encoder_tokens};
 
     if (a->is_admission && !passes_gate(m, r, a, n_computed))
         return false;
     if (is_holder)
         kv_coordinator_remove_skipped(c, r->kv_row, PGD_MAX(n_computed - a->n_in_flight_tokens, 0));
-    int32_t n_needed = kv_coordinator_n_needed(c, r->kv_row, a->hit, n_computed, n_need, false);
+    int32_t n_needed = kv_coordinator_n_needed(c, r->kv_row, a->hit, &need);
     if ((int64_t)n_needed + a->n_spare_blocks > block_pool_n_free(m->pool) ||
-        (!is_holder && m->n_free_rows == 0))
+        (!is_holder && m->n_free_rows == 0)) {
+        if (is_holder)
+            update_promise(m, r);
         return false;
+    }
 
     if (!is_holder) {
         take_row(m, r);
@@ -188,9 +222,8 @@ bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, c
     if (a->is_admission)
         m->targets[r->kv_row] = PGD_MIN(r->n_tokens, m->max_model_len);
     if (n_needed > 0)
-        kv_coordinator_allocate(c, r->kv_row, n_need);
-    if (a->is_admission || (n_needed > 0 && m->promised[r->kv_row] > 0))
-        update_promise(m, r->kv_row);
+        kv_coordinator_allocate(c, r->kv_row, &need);
+    update_promise(m, r);
     kv_manager_publish(m, r, PGD_MIN(n_main, r->n_tokens));
     if (new_blocks != NULL)
         fill_block_ids(new_blocks, m, r->kv_row, n_before);
@@ -206,8 +239,7 @@ void kv_manager_get_table(block_ids_msg *out, const kv_manager *m, const request
 
 void kv_manager_publish(kv_manager *m, const request *r, int32_t n_tokens)
 {
-    m->coordinator->ops->publish(m->coordinator, r->kv_row, r->block_hashes, r->n_block_hashes,
-                                 n_tokens);
+    kv_coordinator_publish(m->coordinator, r->kv_row, r->block_hashes, r->n_block_hashes, n_tokens);
 }
 
 void kv_manager_free(kv_manager *m, request *r, int32_t n_valid_tokens)
@@ -221,10 +253,13 @@ void kv_manager_free(kv_manager *m, request *r, int32_t n_valid_tokens)
 
 void kv_manager_forget(kv_manager *m, const request *r)
 {
-    for (int32_t g = 0; g < m->coordinator->n_groups; g++) {
-        for (int32_t i = 0; i < r->n_block_hashes; i++) {
+    for (int32_t i = 0; i < m->coordinator->n_groups; i++) {
+        const kv_group_manager *g = &m->coordinator->groups[i];
+        if (!g->is_cached)
+            continue;
+        for (int32_t k = g->hashes_per_block - 1; k < r->n_block_hashes; k += g->hashes_per_block) {
             block_id id;
-            while ((id = block_pool_lookup(m->pool, &r->block_hashes[i], g)) >= 0)
+            while ((id = block_pool_lookup(m->pool, &r->block_hashes[k], i)) >= 0)
                 block_pool_unpublish(m->pool, &id, 1);
         }
     }
@@ -242,13 +277,26 @@ int32_t kv_manager_take_blocks_to_zero(const block_id **ids, kv_manager *m)
 
 void kv_manager_common_prefix(int32_t *out, const kv_manager *m, const request *r)
 {
-    m->coordinator->ops->common_prefix(out, m->coordinator, r->kv_row);
+    kv_coordinator_common_prefix(out, m->coordinator, r->kv_row);
 }
 
-int32_t kv_manager_n_blocks_for(const kv_manager *m, int32_t n_tokens)
+int32_t kv_manager_n_blocks_for(const kv_manager *m, int32_t n_tokens, int32_t n_encoder_tokens)
 {
-    return kv_coordinator_n_needed(m->coordinator, -1, NULL, 0, PGD_MIN(n_tokens, m->max_model_len),
-                                   true);
+    kv_need need = {.n_tokens = PGD_MIN(n_tokens, m->max_model_len),
+                    .n_encoder_tokens = n_encoder_tokens};
+    return kv_coordinator_n_at_most(m->coordinator, -1, NULL, &need, NULL);
+}
+
+int32_t kv_manager_max_encoder_tokens(const kv_manager *m)
+{
+    int32_t max_tokens = 0;
+    for (int32_t i = 0; i < m->coordinator->n_groups; i++) {
+        const kv_group_manager *g = &m->coordinator->groups[i];
+        int32_t n = g->spec.window > 0 ? g->spec.window : m->max_model_len;
+        if (g->spec.ops->is_of_encoder)
+            max_tokens = max_tokens > 0 ? PGD_MIN(max_tokens, n) : n;
+    }
+    return max_tokens;
 }
 
 /* Adds (sign 1) or takes back (sign -1) the victim's references in counts; returns how many blocks
@@ -275,17 +323,10 @@ bool kv_manager_would_fit(kv_manager *m, const request *r, const kv_hit *hit,
     int64_t n_free = block_pool_n_free(m->pool) - m->n_promised;
     for (int32_t i = 0; i < n_victims; i++)
         n_free += count_references(m, victims[i], 1) + m->promised[victims[i]->kv_row];
-    /* A hit block that only victims hold becomes free, but attaching takes it again. */
-    for (int32_t g = 0; g < m->coordinator->n_groups; g++) {
-        for (int32_t i = 0; i < hit->n_blocks[g]; i++) {
-            block_id id = hit->blocks[g][i];
-            n_free -= m->counts[id] > 0 && m->counts[id] == block_pool_ref_count(m->pool, id);
-        }
-    }
+    kv_need need = need_of_all(m, r, hit->n_tokens);
+    int32_t n_needed = kv_coordinator_n_at_most(m->coordinator, -1, hit, &need, m->counts);
     for (int32_t i = 0; i < n_victims; i++)
         count_references(m, victims[i], -1);
-    int32_t n_all = PGD_MIN(r->n_tokens, m->max_model_len);
-    int32_t n_needed = kv_coordinator_n_needed(m->coordinator, -1, hit, hit->n_tokens, n_all, true);
     return (int64_t)n_needed + n_spare_blocks <= n_free;
 }
 

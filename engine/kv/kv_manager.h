@@ -3,7 +3,7 @@
  * A request that holds blocks has a row here (request.kv_row); everything is sized at create.
  * "Promised" blocks: an admitted prefill takes its blocks chunk by chunk, so what it has not taken
  * yet is counted as spoken for when the next request asks for admission; growing requests may still
- * take them.
+ * take them. In groups that recycle blocks no more is promised than a request holds at a time.
  * Owns:    pool, coordinator, tables
  * Thread:  core
  */
@@ -21,19 +21,24 @@ typedef struct kv_manager_opts {
     const kv_group_spec *groups; /* [n_groups], copied */
     int32_t n_groups;
     bool enable_caching;
-    int32_t hash_block_size; /* must be the block size when there is one group */
+    bool use_eagle;          /* as in kv_coordinator_opts */
+    int32_t hash_block_size; /* as in kv_coordinator_opts */
     int32_t max_holders;     /* requests that hold blocks at the same time */
     int32_t max_model_len;
-    int32_t max_batched_tokens;
+    int32_t max_unfinished_tokens; /* as in kv_group_opts */
 } kv_manager_opts;
 
-/* Errors: PGD_EINVAL, PGD_ENOMEM, PGD_EUNSUPPORTED (prefix caching over several groups) */
+/* Errors: PGD_EINVAL, PGD_ENOMEM */
 PGD_MUST_USE pgd_err kv_manager_create(kv_manager **out, const kv_manager_opts *opts);
 void kv_manager_destroy(kv_manager *m);
 
 /* Cached prefix of the request, at most n_tokens - 1 tokens (HS7), empty for skip_prefix_lookup
  * (HS8). No effect on references or recency. Borrow until the next call. */
 const kv_hit *kv_manager_lookup(kv_manager *m, const request *r);
+/* Tokens of the longest prefix that group g could reuse by itself, in whole blocks of its own (CO7):
+ * for whoever brings the blocks that other groups lack. 0 for a group that is not cached. Ends the
+ * borrow of kv_manager_lookup; n_blocks[g] and blocks[g] of *hit are the group's. */
+int32_t kv_manager_lookup_group(const kv_hit **hit, kv_manager *m, const request *r, int32_t g);
 
 typedef struct kv_alloc {
     int32_t n_new_tokens; /* > 0, drafts included */
@@ -46,8 +51,8 @@ typedef struct kv_alloc {
                           counted */
 } kv_alloc;
 
-/* Makes room for num_computed + hit + n_new tokens and publishes what becomes full (AL1-AL9).
- * new_blocks, if not NULL, gets the appended ids, a borrow until the row changes. Refusal (false):
+/* Makes room for num_computed + hit + n_new tokens, with the first one for all encoder tokens, and
+ * publishes what becomes full (AL1-AL9). new_blocks, if not NULL, gets the appended ids, a borrow until the row changes. Refusal (false):
  * nothing changed, except that skipped blocks of a window are gone. */
 PGD_MUST_USE bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r,
                                       const kv_alloc *a);
@@ -68,8 +73,10 @@ int32_t kv_manager_take_blocks_to_zero(const block_id **ids, kv_manager *m);
 /* out: [n_groups], leading blocks of the request's tables that every holder shares. */
 void kv_manager_common_prefix(int32_t *out, const kv_manager *m, const request *r);
 
-/* Blocks that a request of n tokens holds at most. */
-int32_t kv_manager_n_blocks_for(const kv_manager *m, int32_t n_tokens);
+/* Blocks that a request of n tokens holds at most at a time. */
+int32_t kv_manager_n_blocks_for(const kv_manager *m, int32_t n_tokens, int32_t n_encoder_tokens);
+/* Encoder tokens that a request can have at most; 0 without a group for them. */
+int32_t kv_manager_max_encoder_tokens(const kv_manager *m);
 /* Whether freeing these requests would let r, which has no row and this hit, be admitted. O(blocks
  * they hold). */
 bool kv_manager_would_fit(kv_manager *m, const request *r, const kv_hit *hit,

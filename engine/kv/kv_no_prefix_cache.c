@@ -1,4 +1,4 @@
-/* Groups still share one pool and allocate together; only the cache functions are empty. */
+/* Groups still share one pool and allocate together; none of them is cached. */
 #include "engine/kv/kv_no_prefix_cache.h"
 
 static void lookup(kv_hit *hit, const kv_coordinator *c, const block_hash *hashes, int32_t n_hashes,
@@ -8,34 +8,13 @@ static void lookup(kv_hit *hit, const kv_coordinator *c, const block_hash *hashe
     (void)n_hashes;
     (void)max_tokens;
     hit->n_tokens = 0;
+    hit->n_longest_tokens = 0;
     for (int32_t g = 0; g < c->n_groups; g++)
         hit->n_blocks[g] = 0;
 }
 
-static void publish(kv_coordinator *c, int32_t row, const block_hash *hashes, int32_t n_hashes,
-                    int32_t n_tokens)
-{
-    (void)c;
-    (void)row;
-    (void)hashes;
-    (void)n_hashes;
-    (void)n_tokens;
-}
-
-static void common_prefix(int32_t *out, const kv_coordinator *c, int32_t row)
-{
-    (void)row;
-    for (int32_t g = 0; g < c->n_groups; g++)
-        out[g] = 0;
-}
-
 const kv_coordinator_ops *kv_no_prefix_cache_get_ops(void)
 {
-    static const kv_coordinator_ops ops = {
-        .name = "no prefix cache",
-        .lookup = lookup,
-        .publish = publish,
-        .common_prefix = common_prefix,
-    };
+    static const kv_coordinator_ops ops = {.name = "no prefix cache", .lookup = lookup};
     return &ops;
 }

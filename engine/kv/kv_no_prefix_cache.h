@@ -1,4 +1,4 @@
-/* The coordinator with prefix caching off: nothing is found, published or common (rule CO1).
+/* The coordinator with prefix caching off: nothing is found (rule CO1).
  *
  * Thread:  core
  */

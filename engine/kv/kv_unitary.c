@@ -5,30 +5,14 @@
 static void lookup(kv_hit *hit, const kv_coordinator *c, const block_hash *hashes, int32_t n_hashes,
                    int32_t max_tokens)
 {
-    const kv_group_manager *g = &c->groups[0];
-    int32_t bs = g->spec.block_size;
-    hit->n_blocks[0] = g->spec.ops->lookup(hit->blocks[0], g, hashes, n_hashes, max_tokens, bs);
-    hit->n_tokens = hit->n_blocks[0] * bs;
-}
-
-static void publish(kv_coordinator *c, int32_t row, const block_hash *hashes, int32_t n_hashes,
-                    int32_t n_tokens)
-{
-    kv_group_manager_publish(&c->groups[0], row, hashes, n_hashes, n_tokens);
-}
-
-static void common_prefix(int32_t *out, const kv_coordinator *c, int32_t row)
-{
-    out[0] = c->groups[0].spec.ops->common_prefix(&c->groups[0], row);
+    int32_t n_known = (int32_t)PGD_MIN((int64_t)n_hashes * c->hash_block_size, (int64_t)max_tokens);
+    hit->n_tokens =
+        kv_coordinator_search(hit, c, &c->sets[0], hashes, n_known, n_known, c->alignment_tokens);
+    hit->n_longest_tokens = hit->n_tokens;
 }
 
 const kv_coordinator_ops *kv_unitary_get_ops(void)
 {
-    static const kv_coordinator_ops ops = {
-        .name = "unitary",
-        .lookup = lookup,
-        .publish = publish,
-        .common_prefix = common_prefix,
-    };
+    static const kv_coordinator_ops ops = {.name = "unitary", .lookup = lookup};
     return &ops;
 }

@@ -13,7 +13,6 @@
 
 #include <cmocka.h>
 
-#include "engine/kv/kv_full_attention.h"
 #include "engine/kv/kv_manager.h"
 
 #define MAX_TOKENS 256
@@ -36,9 +35,14 @@ static inline int teardown(void **state)
     return 0;
 }
 
+static inline kv_group_spec spec_of(attention_kind kind, int32_t bs, int32_t window)
+{
+    return (kv_group_spec){.ops = kv_group_ops_of(kind), .block_size = bs, .window = window};
+}
+
 static inline kv_manager *new_manager(int32_t n_blocks, int32_t bs, bool enable_caching)
 {
-    const kv_group_spec spec = {.ops = kv_full_attention_get_ops(), .block_size = bs};
+    const kv_group_spec spec = spec_of(ATTENTION_FULL, bs, 0);
     kv_manager_opts opts = {.n_blocks = n_blocks,
                             .groups = &spec,
                             .n_groups = 1,
@@ -46,7 +50,7 @@ static inline kv_manager *new_manager(int32_t n_blocks, int32_t bs, bool enable_
                             .hash_block_size = bs,
                             .max_holders = 8,
                             .max_model_len = 1024,
-                            .max_batched_tokens = 1024};
+                            .max_unfinished_tokens = 1024};
     kv_manager *m;
     assert_int_equal(kv_manager_create(&m, &opts), PGD_OK);
     return m;

@@ -1,34 +1,6 @@
 /* Groups that recycle blocks behind a window: trace H14, rules SM3, SM9, SM10. */
 #include "tests/unit/kv_fixture.h"
 
-/* A group that recycles blocks behind a window, as sliding-window attention does. */
-static int32_t window_skipped(const kv_group_manager *g, int32_t n_computed_tokens)
-{
-    return PGD_MAX(0, n_computed_tokens - g->spec.window + 1);
-}
-
-static int32_t window_max_held(const kv_group_manager *g)
-{
-    int32_t n = PGD_MIN(g->spec.window - 1 + g->max_batched_tokens, g->max_model_len);
-    return PGD_CEIL_DIV(n, g->spec.block_size) + 1;
-}
-
-static int32_t no_lookup(block_id *blocks, const kv_group_manager *g, const block_hash *hashes,
-                         int32_t n_hashes, int32_t max_tokens, int32_t alignment_tokens)
-{
-    (void)blocks, (void)g, (void)hashes, (void)n_hashes, (void)max_tokens, (void)alignment_tokens;
-    return 0;
-}
-
-static int32_t no_common(const kv_group_manager *g, int32_t row)
-{
-    (void)g, (void)row;
-    return 0;
-}
-
-static const kv_group_ops WINDOW_OPS = {"window", no_lookup, window_skipped, window_max_held,
-                                        no_common};
-
 static void test_kv_group_manager_h14_sliding_window_removal(void **state)
 {
     (void)state;
@@ -38,12 +10,12 @@ static void test_kv_group_manager_h14_sliding_window_removal(void **state)
     kv_group_manager g;
     assert_int_equal(block_pool_create(&pool, 1011, true), PGD_OK);
     assert_true(block_pool_get_new(taken, pool, 999));
-    kv_group_opts opts = {.spec = {.ops = &WINDOW_OPS, .block_size = 2, .window = 4},
+    kv_group_opts opts = {.spec = spec_of(ATTENTION_SLIDING, 2, 4),
                           .pool = pool,
                           .zero_list = &zero_list,
                           .n_rows = 1,
                           .max_model_len = 64,
-                          .max_batched_tokens = 64};
+                          .max_unfinished_tokens = 64};
     assert_int_equal(kv_group_manager_init(&g, &opts), PGD_OK);
     kv_group_manager_attach(&g, 0, NULL, 0, 0);
     kv_group_manager_allocate(&g, 0, 22);
@@ -71,18 +43,21 @@ static void test_kv_group_manager_h14_sliding_window_removal(void **state)
     block_pool_destroy(pool);
 }
 
-static kv_manager *new_window_manager(int32_t n_blocks, int32_t max_batched_tokens)
+static kv_manager *new_window_manager(int32_t n_blocks, int32_t max_unfinished_tokens)
 {
     const kv_group_spec specs[2] = {
-        {.ops = kv_full_attention_get_ops(), .block_size = 2},
-        {.ops = &WINDOW_OPS, .block_size = 2, .window = 4, .zero_new_blocks = true},
+        spec_of(ATTENTION_FULL, 2, 0),
+        {.ops = kv_group_ops_of(ATTENTION_SLIDING),
+         .block_size = 2,
+         .window = 4,
+         .zero_new_blocks = true},
     };
     kv_manager_opts opts = {.n_blocks = n_blocks,
                             .groups = specs,
                             .n_groups = 2,
                             .max_holders = 4,
                             .max_model_len = 64,
-                            .max_batched_tokens = max_batched_tokens};
+                            .max_unfinished_tokens = max_unfinished_tokens};
     kv_manager *m;
     assert_int_equal(kv_manager_create(&m, &opts), PGD_OK);
     return m;
@@ -129,7 +104,7 @@ static void test_kv_group_manager_admission_cap_of_window_group(void **state)
      * 2) + 1 = 5. */
     kv_manager *m = new_window_manager(1 + 25, 4);
     request *r = new_range(0, 40, 16);
-    assert_int_equal(kv_manager_n_blocks_for(m, 40), 25);
+    assert_int_equal(kv_manager_n_blocks_for(m, 40, 0), 25);
     kv_alloc a = {.n_new_tokens = 4, .hit = kv_manager_lookup(m, r), .is_admission = true};
     assert_true(kv_manager_allocate(NULL, m, r, &a));
     give_back(m, r);

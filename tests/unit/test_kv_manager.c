@@ -421,8 +421,8 @@ static void test_kv_manager_rows_run_out(void **state)
 static void test_kv_manager_create_refuses(void **state)
 {
     (void)state;
-    const kv_group_spec specs[2] = {{.ops = kv_full_attention_get_ops(), .block_size = 16},
-                                    {.ops = kv_full_attention_get_ops(), .block_size = 16}};
+    const kv_group_spec specs[2] = {spec_of(ATTENTION_FULL, 16, 0),
+                                    spec_of(ATTENTION_SLIDING, 24, 32)};
     kv_manager_opts good = {.n_blocks = 4,
                             .groups = specs,
                             .n_groups = 1,
@@ -430,15 +430,26 @@ static void test_kv_manager_create_refuses(void **state)
                             .hash_block_size = 16,
                             .max_holders = 1,
                             .max_model_len = 64,
-                            .max_batched_tokens = 64};
+                            .max_unfinished_tokens = 64};
     kv_manager *m;
     kv_manager_opts bad = good;
-    bad.n_groups = 2; /* caching over several groups is not built */
-    assert_int_equal(kv_manager_create(&m, &bad), PGD_EUNSUPPORTED);
+    bad.n_groups = 2; /* 16 does not divide 24 */
+    assert_int_equal(kv_manager_create(&m, &bad), PGD_EINVAL);
     assert_null(m);
+    bad.hash_block_size = 8;
+    assert_int_equal(kv_manager_create(&m, &bad), PGD_OK);
+    kv_manager_destroy(m);
+    bad.hash_block_size = 16;
     bad.enable_caching = false;
     assert_int_equal(kv_manager_create(&m, &bad), PGD_OK);
     kv_manager_destroy(m);
+    const kv_group_spec no_window = spec_of(ATTENTION_SLIDING, 16, 0);
+    const kv_group_spec no_kind = {.block_size = 16};
+    bad = good;
+    bad.groups = &no_window;
+    assert_int_equal(kv_manager_create(&m, &bad), PGD_EINVAL);
+    bad.groups = &no_kind;
+    assert_int_equal(kv_manager_create(&m, &bad), PGD_EINVAL);
     bad = good;
     bad.hash_block_size = 8;
     assert_int_equal(kv_manager_create(&m, &bad), PGD_EINVAL);

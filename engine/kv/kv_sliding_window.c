@@ -1,0 +1,49 @@
+/* Sliding window: a token attends to itself and the window - 1 tokens before it (rule SM5).
+ *
+ * Only the last ceil((window - 1) / block_size) blocks of a prefix must be cached, so the longest
+ * prefix is sought right to left. `first` is where the blocks begin that the candidate needs:
+ *
+ *   0        first       n        n + n_drop
+ *   | null    | cached ...   idx ← scanned |
+ *
+ * A miss at idx rules out every candidate whose blocks include it: the next one ends before it. No
+ * block is looked at twice. Candidates shorter than the window need all their blocks. */
+#include "engine/kv/kv_group_ops.h"
+
+static int32_t lookup(block_id *const *blocks, const kv_lookup *q)
+{
+    int32_t n = q->max_blocks;
+    int32_t first = kv_group_ops_first_needed(q, n);
+    int32_t idx = n + q->n_drop;
+    while (n > 0 && idx > first) {
+        if (kv_group_ops_find(blocks, q, idx - 1)) {
+            idx--;
+            continue;
+        }
+        n = kv_group_ops_align(q, idx - 1 - q->n_drop);
+        first = kv_group_ops_first_needed(q, n);
+        idx = n + q->n_drop;
+    }
+    kv_group_ops_skip(blocks, q, PGD_MIN(first, n));
+    return n;
+}
+
+static int32_t skipped_tokens(const kv_group_spec *spec, int32_t n_computed_tokens)
+{
+    return PGD_MAX(n_computed_tokens - spec->window + 1, 0);
+}
+
+/* The blocks of the window and of what is unfinished; the window may begin inside a block. */
+static int32_t max_held_blocks(const kv_group_spec *spec, int32_t max_unfinished_tokens,
+                               int32_t max_model_len)
+{
+    int64_t n_tokens = (int64_t)spec->window - 1 + max_unfinished_tokens;
+    return PGD_CEIL_DIV((int32_t)PGD_MIN(n_tokens, (int64_t)max_model_len), spec->block_size) + 1;
+}
+
+const kv_group_ops kv_sliding_window_ops = {
+    .name = "sliding window",
+    .lookup = lookup,
+    .skipped_tokens = skipped_tokens,
+    .max_held_blocks = max_held_blocks,
+};
