@@ -12,7 +12,6 @@
 #include "common/hash.h"
 #include "common/mem.h"
 #include "engine/core/scheduler.h"
-#include "engine/kv/kv_full_attention.h"
 
 #define BLOCK        SCHED_RIG_BLOCK_SIZE
 #define PROMPT       256

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "common/mem.h"
-#include "engine/kv/kv_full_attention.h"
 #include "tests/sim/sim_oracle.h"
 #include "tests/sim/sim_state.h"
 
@@ -386,7 +385,7 @@ static void create_scheduler(sim_state *s)
     const sim_config *c = s->config;
     kv_group_spec groups[SIM_MAX_GROUPS];
     for (int32_t g = 0; g < c->n_groups; g++)
-        groups[g] = (kv_group_spec){.ops = kv_full_attention_get_ops(),
+        groups[g] = (kv_group_spec){.ops = kv_group_ops_of((attention_kind)c->groups[g].kind),
                                     .block_size = c->groups[g].block_size,
                                     .window = c->groups[g].window,
                                     .zero_new_blocks = c->groups[g].zero_new_blocks != 0};
