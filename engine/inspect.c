@@ -219,8 +219,38 @@ static void put_rope(FILE *out, const model_config *cfg)
         (void)fprintf(out, ", yarn scaling by %g", cfg->rope_factor);
         break;
     }
+    if (cfg->rope_local_theta != 0.0)
+        (void)fprintf(out, "; base %.10g in sliding layers", cfg->rope_local_theta);
     if (n_without > 0)
         (void)fprintf(out, "; %" PRId32 " layers without", n_without);
+    (void)fputc('\n', out);
+}
+
+/* "6 layers sliding window of 512, 2 full; scale 0.0625, soft cap 50" */
+static void put_attention(FILE *out, const model_config *cfg)
+{
+    static const attention_kind kinds[] = {ATTENTION_SLIDING, ATTENTION_CHUNKED, ATTENTION_FULL};
+    const char *comma = "";
+    put_label(out, "attention");
+    for (size_t k = 0; k < PGD_ARRAY_LEN(kinds); k++) {
+        int32_t n = 0;
+        for (int32_t i = 0; i < cfg->n_layers; i++)
+            n += cfg->layer_attention[i] == kinds[k];
+        if (n == 0)
+            continue;
+        (void)fprintf(out, "%s%" PRId32 " layers %s", comma, n, attention_kind_name(kinds[k]));
+        if (kinds[k] != ATTENTION_FULL)
+            (void)fprintf(out, " of %" PRId32,
+                          kinds[k] == ATTENTION_SLIDING ? cfg->sliding_window
+                                                        : cfg->attention_chunk);
+        comma = ", ";
+    }
+    (void)fprintf(out, "; scale %.6g", cfg->attn_scale);
+    if (cfg->attn_soft_cap > 0)
+        (void)fprintf(out, ", soft cap %g", (double)cfg->attn_soft_cap);
+    if (cfg->temperature_floor > 0)
+        (void)fprintf(out, ", %g log of every %" PRId32 " tokens more in layers without rope",
+                      cfg->temperature_scale, cfg->temperature_floor);
     (void)fputc('\n', out);
 }
 
@@ -262,14 +292,19 @@ static void put_config(FILE *out, const model_config *cfg)
     (void)fprintf(
         out, "%-16s%" PRId32 " of %" PRId32 " values, %" PRId32 " for keys and values%s%s\n",
         "heads", cfg->n_heads, cfg->head_dim, cfg->n_kv_heads, cfg->qkv_bias ? ", with bias" : "",
-        cfg->qk_norm ? ", with query and key norm" : "");
-    (void)fprintf(out, "%-16s%" PRId32 "\n", "feed-forward", cfg->ffn_dim);
-    (void)fprintf(out, "%-16s%" PRId32 "%s\n", "vocabulary", cfg->vocab_size,
+        cfg->qk_norm      ? ", with query and key norm"
+        : cfg->qk_l2_norm ? ", with query and key norm after rope"
+                          : "");
+    put_attention(out, cfg);
+    (void)fprintf(out, "%-16s%" PRId32 ", %s gate%s\n", "feed-forward", cfg->ffn_dim,
+                  cfg->act == FFN_ACT_SILU ? "SiLU" : "GELU",
+                  cfg->post_norms ? "; norms after attention and feed-forward too" : "");
+    (void)fprintf(out, "%-16s%" PRId32 "%s%s", "vocabulary", cfg->vocab_size,
+                  cfg->scales_embed ? ", scaled embedding" : "",
                   cfg->tied_head ? ", output tied to the embedding" : "");
-    (void)fprintf(out, "%-16s%" PRId32 " tokens", "context", cfg->max_context);
-    if (cfg->sliding_window > 0)
-        (void)fprintf(out, ", attention window of %" PRId32, cfg->sliding_window);
-    (void)fputc('\n', out);
+    if (cfg->final_soft_cap > 0)
+        (void)fprintf(out, ", logits' soft cap %g", (double)cfg->final_soft_cap);
+    (void)fprintf(out, "\n%-16s%" PRId32 " tokens\n", "context", cfg->max_context);
     put_rope(out, cfg);
     double kv_bytes = 2.0 * 2.0 * cfg->n_layers * cfg->n_kv_heads * cfg->head_dim;
     (void)fprintf(out, "%-16s%s per token in F16\n", "KV cache", bytes_text(buf, kv_bytes));

@@ -83,13 +83,8 @@ static pgd_err check_load(const load_msg *msg, pgd_why *why)
     return PGD_OK;
 }
 
-static pgd_err check_model(const model_config *cfg, const load_msg *msg, pgd_why *why)
+static pgd_err check_model(const model_config *cfg, pgd_why *why)
 {
-    if (cfg->sliding_window > 0 && msg->max_model_len > cfg->sliding_window)
-        return pgd_fail(why, PGD_EUNSUPPORTED,
-                        "expected a model length of at most the model's sliding window of %" PRId32
-                        " tokens, got %" PRId32 "; set --max-model-len %" PRId32 " or less",
-                        cfg->sliding_window, msg->max_model_len, cfg->sliding_window);
     if (cfg->head_dim > KV_PAGE_MAX_HEAD_DIM)
         return pgd_fail(why, PGD_EUNSUPPORTED, "expected a head size of at most %d, got %" PRId32,
                         KV_PAGE_MAX_HEAD_DIM, cfg->head_dim);
@@ -154,7 +149,7 @@ static pgd_err load(step_runner *base, const load_msg *msg, load_done_msg *done,
     r->load = *msg;
     PGD_TRY(model_file_open(&r->file, msg->model_path, why));
     r->cfg = model_file_get_config(r->file);
-    PGD_TRY(check_model(r->cfg, msg, why));
+    PGD_TRY(check_model(r->cfg, why));
     PGD_TRY(cpu_pool_create(&r->pool, msg->n_threads, msg->pin_threads != 0));
     PGD_TRY(weights_load(&r->w, r->file, r->ops->matmul, r->pool, progress, arg, why));
     PGD_TRY(create_state(r, why));

@@ -86,6 +86,18 @@ static pgd_err load_vector(const float **out, loader *ld, const char *name, int3
     return PGD_OK;
 }
 
+/* A norm's weights; the file may hold them less one. */
+static pgd_err load_norm(const float **out, loader *ld, const char *name, int32_t n)
+{
+    PGD_TRY(load_vector(out, ld, name, n, NULL));
+    if (ld->data && ld->cfg->norm_plus_one) {
+        float *values = (float *)*out;
+        for (int32_t i = 0; i < n; i++)
+            values[i] += 1.0f;
+    }
+    return PGD_OK;
+}
+
 /* --- matrices --------------------------------------------------------------------------------- */
 
 static void pack_rows(void *arg, int32_t thread_idx, int32_t n_threads)
@@ -212,18 +224,24 @@ static pgd_err load_layer(weights_layer *out, loader *ld, int32_t layer)
     char name[MODEL_LAYOUT_MAX_NAME];
 
     layer_name(name, layer, "attn_norm", "weight");
-    PGD_TRY(load_vector(&out->attn_norm, ld, name, cfg->dim, NULL));
+    PGD_TRY(load_norm(&out->attn_norm, ld, name, cfg->dim));
     PGD_TRY(load_layer_linear(&out->qkv, ld, layer, cfg->dim, 3, qkv, qkv_outs, cfg->qkv_bias));
     if (cfg->qk_norm) {
         layer_name(name, layer, "attn_q_norm", "weight");
-        PGD_TRY(load_vector(&out->q_norm, ld, name, cfg->head_dim, NULL));
+        PGD_TRY(load_norm(&out->q_norm, ld, name, cfg->head_dim));
         layer_name(name, layer, "attn_k_norm", "weight");
-        PGD_TRY(load_vector(&out->k_norm, ld, name, cfg->head_dim, NULL));
+        PGD_TRY(load_norm(&out->k_norm, ld, name, cfg->head_dim));
     }
     PGD_TRY(
         load_layer_linear(&out->attn_out, ld, layer, q_dim, 1, attn_out, &cfg->dim, cfg->o_bias));
     layer_name(name, layer, "ffn_norm", "weight");
-    PGD_TRY(load_vector(&out->ffn_norm, ld, name, cfg->dim, NULL));
+    PGD_TRY(load_norm(&out->ffn_norm, ld, name, cfg->dim));
+    if (cfg->post_norms) {
+        layer_name(name, layer, "post_attention_norm", "weight");
+        PGD_TRY(load_norm(&out->attn_post_norm, ld, name, cfg->dim));
+        layer_name(name, layer, "post_ffw_norm", "weight");
+        PGD_TRY(load_norm(&out->ffn_post_norm, ld, name, cfg->dim));
+    }
     PGD_TRY(load_layer_linear(&out->gate_up, ld, layer, cfg->dim, 2, gate_up, gate_up_outs,
                               cfg->mlp_bias));
     return load_layer_linear(&out->down, ld, layer, cfg->ffn_dim, 1, down, &cfg->dim,
@@ -245,7 +263,7 @@ static pgd_err walk(weights *w, loader *ld)
         PGD_TRY(load_vector(&w->rope_freqs, ld, "rope_freqs.weight", cfg->rope_dim / 2, NULL));
     for (int32_t i = 0; i < cfg->n_layers; i++)
         PGD_TRY(load_layer(&w->layers[i], ld, i));
-    PGD_TRY(load_vector(&w->out_norm, ld, "output_norm.weight", cfg->dim, NULL));
+    PGD_TRY(load_norm(&w->out_norm, ld, "output_norm.weight", cfg->dim));
     return load_linear(&w->head, ld, cfg->dim, 1, head, &cfg->vocab_size);
 }
 

@@ -1,5 +1,5 @@
 /* Model weights ready for computing: matrices packed for the chosen instruction set, small vectors
- * in f32.
+ * in f32. Norm weights are whole here, whatever the file leaves out.
  *
  * Q, K and V become one matrix when their types agree, gate and up likewise; otherwise the parts
  * stay apart and still go through one matmul call. The embedding is read from the mapped file in
@@ -23,9 +23,11 @@ typedef struct weights_linear {
 } weights_linear;
 
 typedef struct weights_layer {
-    const float *attn_norm; /* [dim] */
-    const float *ffn_norm;  /* [dim] */
-    const float *q_norm;    /* [head_dim] or NULL */
+    const float *attn_norm;      /* [dim] */
+    const float *ffn_norm;       /* [dim] */
+    const float *attn_post_norm; /* [dim] or NULL */
+    const float *ffn_post_norm;
+    const float *q_norm; /* [head_dim] or NULL */
     const float *k_norm;
     weights_linear qkv; /* dim -> (n_heads + 2 n_kv_heads) * head_dim */
     weights_linear attn_out;

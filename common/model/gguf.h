@@ -73,6 +73,8 @@ bool gguf_get_string(const gguf_file *file, const char *key, gguf_string *out);
 /* Element idx of a numeric array. */
 bool gguf_array_i64(const gguf_value *array, uint64_t idx, int64_t *out);
 bool gguf_array_f64(const gguf_value *array, uint64_t idx, double *out);
+/* Element idx of an array of flags. */
+bool gguf_array_bool(const gguf_value *array, uint64_t idx, bool *out);
 
 /* Walks a string array in order: iter = {array->data, array->n_elems}; false at the end. All
  * lengths were checked at open. */

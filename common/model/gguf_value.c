@@ -131,6 +131,14 @@ bool gguf_array_i64(const gguf_value *array, uint64_t idx, int64_t *out)
     return load_i64(out, array->elem_type, array->data + (size_t)idx * n_bytes);
 }
 
+bool gguf_array_bool(const gguf_value *array, uint64_t idx, bool *out)
+{
+    if (array->type != GGUF_ARRAY || array->elem_type != GGUF_BOOL || idx >= array->n_elems)
+        return false;
+    *out = array->data[(size_t)idx] != 0;
+    return true;
+}
+
 bool gguf_array_f64(const gguf_value *array, uint64_t idx, double *out)
 {
     if (array->type != GGUF_ARRAY || idx >= array->n_elems)

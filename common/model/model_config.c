@@ -45,7 +45,6 @@ static pgd_err check_sizes(const model_config *cfg, pgd_why *why)
     PGD_TRY(check_range("feed-forward size", cfg->ffn_dim, 1, MAX_FFN_DIM, why));
     PGD_TRY(check_range("vocabulary size", cfg->vocab_size, 1, MAX_VOCAB, why));
     PGD_TRY(check_range("context length", cfg->max_context, 1, MAX_CONTEXT, why));
-    PGD_TRY(check_range("sliding window", cfg->sliding_window, 0, MAX_CONTEXT, why));
     PGD_TRY(check_real("norm epsilon", (double)cfg->norm_eps, 0.0, 1.0, why));
     if (cfg->n_heads % cfg->n_kv_heads != 0)
         return pgd_fail(
@@ -59,6 +58,30 @@ static pgd_err check_sizes(const model_config *cfg, pgd_why *why)
     return PGD_OK;
 }
 
+/* SLIDING and CHUNKED layers have a window or chunk; none is given that no layer has. */
+static pgd_err check_attention(const model_config *cfg, pgd_why *why)
+{
+    bool has[ATTENTION_KIND_LAST + 1] = {false};
+    for (int32_t i = 0; i < cfg->n_layers; i++) {
+        if (cfg->layer_attention[i] > ATTENTION_CHUNKED)
+            return pgd_fail(why, PGD_EFORMAT,
+                            "expected full, sliding or chunked attention, got kind %d, at layer "
+                            "%" PRId32,
+                            cfg->layer_attention[i], i);
+        has[cfg->layer_attention[i]] = true;
+    }
+    PGD_TRY(check_range("sliding window", cfg->sliding_window, has[ATTENTION_SLIDING],
+                        has[ATTENTION_SLIDING] ? MAX_CONTEXT : 0, why));
+    PGD_TRY(check_range("attention chunk", cfg->attention_chunk, has[ATTENTION_CHUNKED],
+                        has[ATTENTION_CHUNKED] ? MAX_CONTEXT : 0, why));
+    PGD_TRY(check_real("attention scale", cfg->attn_scale, 1e-6, 1e6, why));
+    PGD_TRY(check_real("soft cap of attention", (double)cfg->attn_soft_cap, 0.0, 1e6, why));
+    PGD_TRY(check_real("soft cap of logits", (double)cfg->final_soft_cap, 0.0, 1e6, why));
+    PGD_TRY(
+        check_range("attention temperature's floor", cfg->temperature_floor, 0, MAX_CONTEXT, why));
+    return check_real("attention temperature's scale", cfg->temperature_scale, 0.0, 1e3, why);
+}
+
 static pgd_err check_rope(const model_config *cfg, pgd_why *why)
 {
     PGD_TRY(check_range("rotated size of a head", cfg->rope_dim, 2, cfg->head_dim, why));
@@ -66,6 +89,9 @@ static pgd_err check_rope(const model_config *cfg, pgd_why *why)
         return pgd_fail(why, PGD_EFORMAT, "expected an even number of rotated values, got %" PRId32,
                         cfg->rope_dim);
     PGD_TRY(check_real("rope base frequency", cfg->rope_theta, 1.0, 1e15, why));
+    if (cfg->rope_local_theta != 0.0)
+        PGD_TRY(check_real("rope base frequency of sliding layers", cfg->rope_local_theta, 1.0,
+                           1e15, why));
     if (cfg->rope_scaling != ROPE_SCALING_NONE)
         PGD_TRY(check_real("rope scaling factor", cfg->rope_factor, 1e-3, 1e6, why));
     if (cfg->rope_scaling != ROPE_SCALING_LLAMA3)
@@ -74,10 +100,11 @@ static pgd_err check_rope(const model_config *cfg, pgd_why *why)
     PGD_TRY(check_real("rope high frequency factor", cfg->rope_high_freq_factor, 1e-6, 1e6, why));
     PGD_TRY(
         check_range("original context length", cfg->rope_original_context, 1, MAX_CONTEXT, why));
-    if (!(cfg->rope_high_freq_factor > cfg->rope_low_freq_factor))
-        return pgd_fail(why, PGD_EFORMAT,
-                        "expected a rope high frequency factor above the low one, got %g and %g",
-                        cfg->rope_high_freq_factor, cfg->rope_low_freq_factor);
+    if (!(cfg->rope_high_freq_factor >= cfg->rope_low_freq_factor))
+        return pgd_fail(
+            why, PGD_EFORMAT,
+            "expected a rope high frequency factor of at least the low one, got %g and %g",
+            cfg->rope_high_freq_factor, cfg->rope_low_freq_factor);
     return PGD_OK;
 }
 
@@ -114,6 +141,7 @@ pgd_err model_config_check(const model_config *cfg, pgd_why *why)
     if (cfg->arch[0] == '\0')
         return pgd_fail(why, PGD_EFORMAT, "expected an architecture name, got none");
     PGD_TRY(check_sizes(cfg, why));
+    PGD_TRY(check_attention(cfg, why));
     PGD_TRY(check_rope(cfg, why));
     PGD_TRY(check_ids(cfg, why));
     return check_generation(cfg, why);

@@ -26,8 +26,11 @@ typedef enum rope_scaling {
     ROPE_SCALING_YARN
 } rope_scaling;
 
+/* Of the gate in the feed-forward part; GELU_TANH is GELU's tanh form. */
+typedef enum ffn_act { FFN_ACT_SILU, FFN_ACT_GELU_TANH } ffn_act;
+
 typedef struct model_config {
-    char arch[32];    /* "llama", "qwen2", "qwen3", "smollm3", "mistral" */
+    char arch[32];    /* "llama", "qwen2", "gemma3", ... */
     char name[128];   /* general.name or the directory's name */
     dtype main_dtype; /* type of most weight bytes, for messages */
     int32_t n_layers;
@@ -49,16 +52,32 @@ typedef struct model_config {
     double rope_high_freq_factor;
     int32_t rope_original_context;
     bool has_rope_freqs; /* GGUF tensor rope_freqs.weight [rope_dim/2]: divides each frequency */
+    double rope_local_theta; /* base of the SLIDING layers, without scaling; 0 = as the others */
     bool layer_has_rope[MODEL_MAX_LAYERS]; /* false: no position encoding in that layer (SmolLM3) */
+
     uint8_t layer_attention[MODEL_MAX_LAYERS]; /* attention_kind of each (decoder) layer */
     int32_t sliding_window;  /* tokens, of the SLIDING layers; 0 = there are none */
     int32_t attention_chunk; /* tokens, of the CHUNKED layers; 0 = there are none */
 
+    double attn_scale;    /* factor of q k: 1 / sqrt(head_dim) in most models */
+    float attn_soft_cap;  /* of the scaled q k; 0 = none */
+    float final_soft_cap; /* of the logits; 0 = none */
+    /* Queries of layers without rope are multiplied by 1 + scale ln(1 + floor((position + 1) /
+     * floor)); floor 0: they are not (Llama 4). */
+    int32_t temperature_floor;
+    double temperature_scale;
+
     bool qkv_bias;
     bool o_bias;
     bool mlp_bias;
-    bool qk_norm;   /* RMS norm over head_dim of q and k before rope (Qwen3) */
-    bool tied_head; /* no output.weight: the embedding is the head */
+    bool qk_norm;    /* RMS norm over head_dim of q and k before rope (Qwen3) */
+    bool qk_l2_norm; /* the same without weights, after rope, in layers with rope (Llama 4) */
+    bool tied_head;  /* no output.weight: the embedding is the head */
+    ffn_act act;
+    bool scales_embed;  /* embeddings are multiplied by sqrt(dim), rounded to their type (Gemma) */
+    bool norm_plus_one; /* norm weights are stored less one (Gemma outside GGUF) */
+    bool
+        post_norms; /* what attention and the FFN give is normalised before it is added (Gemma 2) */
 
     token_id bos_id; /* -1 = none */
     token_id pad_id;

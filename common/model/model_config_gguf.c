@@ -8,6 +8,7 @@
 #include "common/model/model_config_gguf.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -17,16 +18,37 @@ typedef struct arch_traits {
     bool always_qkv_bias;
     bool always_qk_norm;
     int32_t no_rope_interval; /* every so-manieth layer has no rope; 0 = all have it */
+    int32_t full_interval;    /* every so-manieth layer sees all; 0 = none, if there is a window */
+    double local_theta;  /* base of sliding layers unless the file says; 0 = one base for all */
+    bool is_gemma;       /* post norms, scaled embeddings, GELU */
+    float attn_soft_cap; /* unless the file says; 0 = none */
+    float final_soft_cap;
+    int32_t wide_scale_layers; /* a model of so many layers scales attention by dim / heads instead
+                                  of the head size */
 } arch_traits;
 
 static const arch_traits archs[] = {
-    {"llama", ROPE_ADJACENT, false, false, 0}, /* also Mistral and SmolLM2 */
-    {"qwen2", ROPE_HALVES, true, false, 0},
-    {"qwen3", ROPE_HALVES, false, true, 0},
-    {"smollm3", ROPE_ADJACENT, false, false, 4},
+    {.name = "llama", .rope = ROPE_ADJACENT}, /* also Mistral and SmolLM2 */
+    {.name = "qwen2", .rope = ROPE_HALVES, .always_qkv_bias = true},
+    {.name = "qwen3", .rope = ROPE_HALVES, .always_qk_norm = true},
+    {.name = "smollm3", .rope = ROPE_ADJACENT, .no_rope_interval = 4},
+    {.name = "gemma2",
+     .rope = ROPE_HALVES,
+     .full_interval = 2,
+     .is_gemma = true,
+     .attn_soft_cap = 50,
+     .final_soft_cap = 30,
+     .wide_scale_layers = 46},
+    {.name = "gemma3",
+     .rope = ROPE_HALVES,
+     .always_qk_norm = true,
+     .full_interval = 6,
+     .local_theta = 10000.0,
+     .is_gemma = true,
+     .wide_scale_layers = 62},
 };
 
-#define SUPPORTED_ARCHS "llama, qwen2, qwen3, smollm3"
+#define SUPPORTED_ARCHS "llama, qwen2, qwen3, smollm3, gemma2, gemma3"
 
 typedef struct reader {
     model_config *cfg;
@@ -158,12 +180,74 @@ static pgd_err read_sizes(const reader *r)
                         "expected equal sizes of keys and values, got %" PRId32 " and %" PRId32
                         ", at metadata key %s.attention.value_length",
                         cfg->head_dim, value_length, r->arch->name);
-    PGD_TRY(read_i32(&cfg->sliding_window, r, "attention.sliding_window", false));
-    if (cfg->sliding_window > 0)
-        memset(cfg->layer_attention, ATTENTION_SLIDING, sizeof(cfg->layer_attention));
     double eps = 0;
     PGD_TRY(read_f64(&eps, r, "attention.layer_norm_rms_epsilon", true));
     cfg->norm_eps = (float)eps;
+    return PGD_OK;
+}
+
+/* "attention.sliding_window_pattern": a flag for each layer, or every how manieth layer sees all. */
+static pgd_err read_window_pattern(const reader *r, int32_t *interval)
+{
+    static const char suffix[] = "attention.sliding_window_pattern";
+    model_config *cfg = r->cfg;
+    char key[MAX_KEY];
+    make_key(key, r, suffix);
+    const gguf_value *v = gguf_get_value(r->file, key);
+    if (v == NULL || v->type != GGUF_ARRAY)
+        return read_i32(interval, r, suffix, false);
+    if (v->n_elems != (uint64_t)cfg->n_layers || cfg->n_layers > MODEL_MAX_LAYERS)
+        return fail_type(r, key, "one value per layer");
+    *interval = 0;
+    for (int32_t i = 0; i < cfg->n_layers; i++) {
+        bool is_sliding = false;
+        if (!gguf_array_bool(v, (uint64_t)i, &is_sliding))
+            return fail_type(r, key, "an array of flags");
+        cfg->layer_attention[i] = is_sliding ? ATTENTION_SLIDING : ATTENTION_FULL;
+    }
+    return PGD_OK;
+}
+
+/* Which layers see a window only. */
+static pgd_err read_windows(const reader *r)
+{
+    model_config *cfg = r->cfg;
+    int32_t window = 0, interval = r->arch->full_interval;
+    PGD_TRY(read_i32(&window, r, "attention.sliding_window", false));
+    if (window == 0)
+        return PGD_OK;
+    for (int32_t i = 0; i < MODEL_MAX_LAYERS; i++)
+        cfg->layer_attention[i] = ATTENTION_SLIDING;
+    PGD_TRY(read_window_pattern(r, &interval));
+    for (int32_t i = interval; i >= 1 && i <= MODEL_MAX_LAYERS; i += interval)
+        cfg->layer_attention[i - 1] = ATTENTION_FULL;
+    for (int32_t i = 0; i < PGD_MIN(cfg->n_layers, MODEL_MAX_LAYERS); i++) {
+        if (cfg->layer_attention[i] == ATTENTION_SLIDING)
+            cfg->sliding_window = window;
+    }
+    return PGD_OK;
+}
+
+/* Scale and caps of attention, and what else no key says. */
+static pgd_err read_scale(const reader *r)
+{
+    model_config *cfg = r->cfg;
+    double scale = 0, attn_cap = (double)r->arch->attn_soft_cap;
+    double final_cap = (double)r->arch->final_soft_cap;
+    cfg->scales_embed = cfg->post_norms = r->arch->is_gemma;
+    cfg->act = r->arch->is_gemma ? FFN_ACT_GELU_TANH : FFN_ACT_SILU;
+    cfg->attn_scale = 1.0 / sqrt((double)cfg->head_dim);
+    if (!r->arch->is_gemma)
+        return PGD_OK;
+    if (cfg->n_layers == r->arch->wide_scale_layers && cfg->n_heads > 0)
+        cfg->attn_scale = 1.0 / sqrt((double)cfg->dim / cfg->n_heads);
+    PGD_TRY(read_f64(&scale, r, "attention.scale", false));
+    PGD_TRY(read_f64(&attn_cap, r, "attn_logit_softcapping", false));
+    PGD_TRY(read_f64(&final_cap, r, "final_logit_softcapping", false));
+    if (scale != 0)
+        cfg->attn_scale = scale;
+    cfg->attn_soft_cap = (float)attn_cap;
+    cfg->final_soft_cap = (float)final_cap;
     return PGD_OK;
 }
 
@@ -208,6 +292,10 @@ static pgd_err read_rope(const reader *r)
     PGD_TRY(read_i32(&cfg->rope_dim, r, "rope.dimension_count", false));
     cfg->rope_theta = 10000.0;
     PGD_TRY(read_f64(&cfg->rope_theta, r, "rope.freq_base", false));
+    if (r->arch->local_theta != 0.0) {
+        cfg->rope_local_theta = r->arch->local_theta;
+        PGD_TRY(read_f64(&cfg->rope_local_theta, r, "rope.freq_base_swa", false));
+    }
     cfg->has_rope_freqs = gguf_get_tensor(r->file, "rope_freqs.weight") != NULL;
     for (int32_t i = 0; i < MODEL_MAX_LAYERS; i++)
         cfg->layer_has_rope[i] =
@@ -314,7 +402,7 @@ static pgd_err add_eos(const reader *r, int64_t id)
 static pgd_err add_end_markers(const reader *r)
 {
     static const char *const markers[] = {"<|im_end|>", "<|eot_id|>", "<|end_of_text|>",
-                                          "<|endoftext|>"};
+                                          "<|endoftext|>", "<end_of_turn>"};
     enum { TOKEN_TYPE_CONTROL = 3 };
     const gguf_value *tokens = gguf_get_value(r->file, "tokenizer.ggml.tokens");
     const gguf_value *types = gguf_get_value(r->file, "tokenizer.ggml.token_type");
@@ -407,6 +495,8 @@ pgd_err model_config_gguf_read(model_config *out, const gguf_file *file, pgd_why
     read_name(&r);
     PGD_TRY(refuse_options(&r));
     PGD_TRY(read_sizes(&r));
+    PGD_TRY(read_windows(&r));
+    PGD_TRY(read_scale(&r));
     PGD_TRY(read_rope(&r));
     PGD_TRY(read_tensor_flags(&r));
     PGD_TRY(read_ids(&r));

@@ -2,9 +2,8 @@
  *
  * One row of traits per architecture holds what its configuration class would fill in for absent
  * members. Members that change the computation and that the decoder lacks (other activations,
- * quantized checkpoints, other rope scalings) are refused by name. Rotary scaling has two
- * spellings: "rope_scaling" beside "rope_theta", and the newer "rope_parameters" that holds both;
- * "rope_type" was once "type".
+ * quantized checkpoints, other rope scalings) are refused by name. What differs between layers, and
+ * rope, is read in model_config_hf_layers.c.
  */
 #include "common/model/model_config_hf.h"
 
@@ -14,29 +13,11 @@
 #include <string.h>
 
 #include "common/file.h"
-#include "common/json.h"
+#include "common/model/model_config_hf_internal.h"
 
 enum { MAX_CONFIG_BYTES = 4 << 20, MAX_PATH_BYTES = 4096 };
 
-typedef struct arch_traits {
-    const char *class_name; /* config.json "architectures" */
-    const char *model_type;
-    int32_t default_kv_heads; /* 0 = as many as heads */
-    int32_t default_head_dim; /* 0 = hidden size / heads */
-    int32_t default_context;
-    int32_t default_window;  /* of an absent "sliding_window" */
-    int32_t default_no_rope; /* of an absent "no_rope_layer_interval"; 0 = the member is not read */
-    double default_rope_theta;
-    bool default_tied;
-    bool reads_biases; /* "attention_bias"; "mlp_bias" too if reads_mlp_bias */
-    bool reads_mlp_bias;
-    bool has_qkv_bias; /* always, without a member */
-    bool has_qk_norm;
-    bool window_needs_flag; /* "sliding_window" counts only with "use_sliding_window" */
-    bool window_is_read;
-} arch_traits;
-
-static const arch_traits archs[] = {
+static const hf_traits archs[] = {
     {.class_name = "LlamaForCausalLM",
      .model_type = "llama",
      .default_context = 2048,
@@ -47,53 +28,81 @@ static const arch_traits archs[] = {
      .model_type = "mistral",
      .default_kv_heads = 8,
      .default_context = 131072,
-     .default_window = 4096,
      .default_rope_theta = 10000.0,
-     .window_is_read = true},
+     .layers = LAYERS_SLIDING,
+     .default_window = 4096},
     {.class_name = "Qwen2ForCausalLM",
      .model_type = "qwen2",
      .default_kv_heads = 32,
      .default_context = 32768,
-     .default_window = 4096,
      .default_rope_theta = 10000.0,
-     .has_qkv_bias = true,
-     .window_is_read = true,
-     .window_needs_flag = true},
+     .layers = LAYERS_SLIDING_FROM,
+     .default_window = 4096,
+     .window_needs_flag = true,
+     .has_qkv_bias = true},
     {.class_name = "Qwen3ForCausalLM",
      .model_type = "qwen3",
      .default_kv_heads = 32,
      .default_head_dim = 128,
      .default_context = 32768,
-     .default_window = 4096,
      .default_rope_theta = 10000.0,
+     .layers = LAYERS_SLIDING_FROM,
+     .default_window = 4096,
+     .window_needs_flag = true,
      .reads_biases = true,
-     .has_qk_norm = true,
-     .window_is_read = true,
-     .window_needs_flag = true},
+     .has_qk_norm = true},
     {.class_name = "SmolLM3ForCausalLM",
      .model_type = "smollm3",
      .default_kv_heads = 4,
      .default_context = 32768,
      .default_no_rope = 4,
      .default_rope_theta = 2000000.0,
+     .layers = LAYERS_SLIDING_NO_ROPE,
+     .window_needs_flag = true,
      .default_tied = true,
      .reads_biases = true,
-     .reads_mlp_bias = true,
-     .window_is_read = true,
-     .window_needs_flag = true},
+     .reads_mlp_bias = true},
+    {.class_name = "Gemma2ForCausalLM",
+     .model_type = "gemma2",
+     .default_kv_heads = 4,
+     .default_head_dim = 256,
+     .default_context = 8192,
+     .default_rope_theta = 10000.0,
+     .layers = LAYERS_SLIDING_BUT_NTH,
+     .default_window = 4096,
+     .default_interval = 2,
+     .default_tied = true,
+     .reads_biases = true,
+     .act_member = "hidden_activation",
+     .default_act = FFN_ACT_GELU_TANH,
+     .is_gemma = true,
+     .default_attn_soft_cap = 50,
+     .default_final_soft_cap = 30},
+    {.class_name = "Gemma3ForCausalLM",
+     .model_type = "gemma3_text",
+     .default_kv_heads = 4,
+     .default_head_dim = 256,
+     .default_context = 131072,
+     .default_rope_theta = 1000000.0,
+     .default_local_theta = 10000.0,
+     .layers = LAYERS_SLIDING_BUT_NTH,
+     .default_window = 4096,
+     .default_interval = 6,
+     .default_tied = true,
+     .reads_biases = true,
+     .has_qk_norm = true,
+     .act_member = "hidden_activation",
+     .default_act = FFN_ACT_GELU_TANH,
+     .is_gemma = true},
 };
 
-#define SUPPORTED_ARCHS \
-    "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM"
+#define SUPPORTED_ARCHS                                                          \
+    "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, " \
+    "SmolLM3ForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM"
 
-typedef struct reader {
-    model_config *cfg;
-    const cJSON *json;
-    const arch_traits *arch;
-    pgd_why *why;
-} reader;
+typedef hf_reader reader;
 
-static pgd_err read_i32(int32_t *out, const reader *r, const char *name, bool is_required)
+pgd_err model_config_hf__i32(int32_t *out, const hf_reader *r, const char *name, bool is_required)
 {
     int64_t wide = *out;
     if (is_required && json_get(r->json, name) == NULL)
@@ -101,6 +110,11 @@ static pgd_err read_i32(int32_t *out, const reader *r, const char *name, bool is
     PGD_TRY(json_get_i64(&wide, r->json, name, 0, INT32_MAX, r->why));
     *out = (int32_t)wide;
     return PGD_OK;
+}
+
+static pgd_err read_i32(int32_t *out, const reader *r, const char *name, bool is_required)
+{
+    return model_config_hf__i32(out, r, name, is_required);
 }
 
 static bool text_is(const char *text, const char *wanted)
@@ -137,11 +151,12 @@ static pgd_err find_arch(reader *r)
 
 static pgd_err refuse_options(const reader *r)
 {
-    const char *act = json_string(json_get(r->json, "hidden_act"));
+    bool sees_all = false;
     double rotated = 1.0;
-    if (act != NULL && strcmp(act, "silu") != 0)
-        return pgd_fail(r->why, PGD_EUNSUPPORTED, "expected \"hidden_act\" silu, got \"%.40s\"",
-                        act);
+    PGD_TRY(json_get_bool(&sees_all, r->json, "use_bidirectional_attention", r->why));
+    if (sees_all)
+        return pgd_fail(r->why, PGD_EUNSUPPORTED,
+                        "expected causal attention, got \"use_bidirectional_attention\"");
     if (json_get(r->json, "quantization_config") != NULL)
         return pgd_fail(r->why, PGD_EUNSUPPORTED,
                         "expected plain F32, F16 or BF16 weights, got a quantized checkpoint "
@@ -156,7 +171,7 @@ static pgd_err refuse_options(const reader *r)
 static pgd_err read_sizes(const reader *r)
 {
     model_config *cfg = r->cfg;
-    double eps = 1e-6;
+    double eps = r->arch->default_eps != 0.0 ? r->arch->default_eps : 1e-6;
     PGD_TRY(read_i32(&cfg->n_layers, r, "num_hidden_layers", true));
     PGD_TRY(read_i32(&cfg->dim, r, "hidden_size", true));
     PGD_TRY(read_i32(&cfg->ffn_dim, r, "intermediate_size", true));
@@ -182,20 +197,43 @@ static pgd_err read_sizes(const reader *r)
     return PGD_OK;
 }
 
-/* A null window means none, an absent one the class's default. */
-static pgd_err read_window(const reader *r)
+static pgd_err read_act(const reader *r)
 {
-    bool is_used = !r->arch->window_needs_flag;
-    if (!r->arch->window_is_read)
+    const char *member = r->arch->act_member != NULL ? r->arch->act_member : "hidden_act";
+    const char *act = json_string(json_get(r->json, member));
+    r->cfg->act = r->arch->default_act;
+    if (act == NULL)
         return PGD_OK;
-    PGD_TRY(json_get_bool(&is_used, r->json, "use_sliding_window", r->why));
-    if (!is_used)
-        return PGD_OK;
-    if (!cJSON_HasObjectItem(r->json, "sliding_window"))
-        r->cfg->sliding_window = r->arch->default_window;
-    PGD_TRY(read_i32(&r->cfg->sliding_window, r, "sliding_window", false));
-    if (r->cfg->sliding_window > 0)
-        memset(r->cfg->layer_attention, ATTENTION_SLIDING, sizeof(r->cfg->layer_attention));
+    if (strcmp(act, "silu") != 0 && strcmp(act, "gelu_pytorch_tanh") != 0)
+        return pgd_fail(r->why, PGD_EUNSUPPORTED,
+                        "expected \"%s\" silu or gelu_pytorch_tanh, got \"%.40s\"", member, act);
+    r->cfg->act = strcmp(act, "silu") == 0 ? FFN_ACT_SILU : FFN_ACT_GELU_TANH;
+    return PGD_OK;
+}
+
+/* Null means none, absent the class's default. */
+static pgd_err read_soft_cap(float *out, const reader *r, const char *name, float by_default)
+{
+    double cap = cJSON_HasObjectItem(r->json, name) ? 0.0 : (double)by_default;
+    PGD_TRY(json_get_f64(&cap, r->json, name, r->why));
+    *out = (float)cap;
+    return PGD_OK;
+}
+
+/* Scale and caps of attention. */
+static pgd_err read_scale(const reader *r)
+{
+    model_config *cfg = r->cfg;
+    double scalar = cfg->head_dim;
+    if (r->arch->is_gemma) {
+        scalar = 256.0;
+        PGD_TRY(json_get_f64(&scalar, r->json, "query_pre_attn_scalar", r->why));
+        PGD_TRY(read_soft_cap(&cfg->attn_soft_cap, r, "attn_logit_softcapping",
+                              r->arch->default_attn_soft_cap));
+        PGD_TRY(read_soft_cap(&cfg->final_soft_cap, r, "final_logit_softcapping",
+                              r->arch->default_final_soft_cap));
+    }
+    cfg->attn_scale = 1.0 / sqrt(scalar);
     return PGD_OK;
 }
 
@@ -212,120 +250,9 @@ static pgd_err read_flags(const reader *r)
     cfg->qkv_bias = r->arch->has_qkv_bias || attention_bias;
     cfg->o_bias = attention_bias;
     cfg->qk_norm = r->arch->has_qk_norm;
-    return PGD_OK;
-}
-
-/* "no_rope_layers" has 1 for a layer with rope and 0 for one without; else every interval-th layer
- * has none. */
-static pgd_err read_layers_with_rope(const reader *r)
-{
-    model_config *cfg = r->cfg;
-    int32_t interval = r->arch->default_no_rope;
-    for (int32_t i = 0; i < MODEL_MAX_LAYERS; i++)
-        cfg->layer_has_rope[i] = true;
-    if (interval == 0)
-        return PGD_OK;
-    PGD_TRY(read_i32(&interval, r, "no_rope_layer_interval", false));
-    const cJSON *list = json_get(r->json, "no_rope_layers");
-    if (list == NULL) {
-        for (int32_t i = 0; i < MODEL_MAX_LAYERS && interval > 0; i++)
-            cfg->layer_has_rope[i] = (i + 1) % interval != 0;
-        return PGD_OK;
-    }
-    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != cfg->n_layers ||
-        cfg->n_layers > MODEL_MAX_LAYERS)
-        return pgd_fail(r->why, PGD_EFORMAT,
-                        "expected \"no_rope_layers\" as an array of %" PRId32
-                        " values, one per layer, got "
-                        "another value",
-                        cfg->n_layers);
-    int32_t layer = 0;
-    const cJSON *item;
-    cJSON_ArrayForEach(item, list)
-    {
-        if (!cJSON_IsNumber(item) && !cJSON_IsBool(item))
-            return pgd_fail(
-                r->why, PGD_EFORMAT,
-                "expected 0 or 1, got another JSON value, at \"no_rope_layers\" %" PRId32, layer);
-        cfg->layer_has_rope[layer++] =
-            cJSON_IsNumber(item) ? item->valuedouble != 0.0 : (bool)cJSON_IsTrue(item);
-    }
-    return PGD_OK;
-}
-
-static pgd_err require_f64(double *out, const reader *r, const cJSON *object, const char *name)
-{
-    if (json_get(object, name) == NULL)
-        return pgd_fail(r->why, PGD_EFORMAT,
-                        "expected a member \"%s\" in the rope scaling, got none", name);
-    return json_get_f64(out, object, name, r->why);
-}
-
-static pgd_err read_llama3_scaling(const reader *r, const cJSON *scaling)
-{
-    model_config *cfg = r->cfg;
-    int64_t original = cfg->max_context;
-    cfg->rope_scaling = ROPE_SCALING_LLAMA3;
-    PGD_TRY(require_f64(&cfg->rope_factor, r, scaling, "factor"));
-    PGD_TRY(require_f64(&cfg->rope_low_freq_factor, r, scaling, "low_freq_factor"));
-    PGD_TRY(require_f64(&cfg->rope_high_freq_factor, r, scaling, "high_freq_factor"));
-    PGD_TRY(
-        json_get_i64(&original, scaling, "original_max_position_embeddings", 1, INT32_MAX, r->why));
-    cfg->rope_original_context = (int32_t)original;
-    return PGD_OK;
-}
-
-static pgd_err read_rope_scaling(const reader *r, const cJSON *scaling)
-{
-    model_config *cfg = r->cfg;
-    const char *type = json_string(json_get(scaling, "rope_type"));
-    if (type == NULL)
-        type = json_string(json_get(scaling, "type"));
-    if (type == NULL || strcmp(type, "default") == 0)
-        return PGD_OK;
-    if (strcmp(type, "llama3") == 0)
-        return read_llama3_scaling(r, scaling);
-    double factor = 0.0;
-    PGD_TRY(require_f64(&factor, r, scaling, "factor"));
-    if (factor == 1.0)
-        return PGD_OK;
-    cfg->rope_factor = factor;
-    if (strcmp(type, "linear") == 0)
-        cfg->rope_scaling = ROPE_SCALING_LINEAR;
-    else if (strcmp(type, "yarn") == 0)
-        cfg->rope_scaling = ROPE_SCALING_YARN;
-    else
-        return pgd_fail(r->why, PGD_EUNSUPPORTED,
-                        "expected rope scaling default, linear or llama3, got \"%.40s\"", type);
-    return PGD_OK;
-}
-
-static pgd_err read_rope(const reader *r)
-{
-    model_config *cfg = r->cfg;
-    const cJSON *newer = json_get(r->json, "rope_parameters");
-    const cJSON *scaling = newer != NULL ? newer : json_get(r->json, "rope_scaling");
-    double rotated = 1.0;
-    cfg->rope = ROPE_HALVES;
-    cfg->rope_dim = cfg->head_dim;
-    cfg->rope_theta = r->arch->default_rope_theta;
-    PGD_TRY(json_get_f64(&cfg->rope_theta, r->json, "rope_theta", r->why));
-    PGD_TRY(read_layers_with_rope(r));
-    if (scaling == NULL)
-        return PGD_OK;
-    if (!cJSON_IsObject(scaling))
-        return pgd_fail(r->why, PGD_EFORMAT, "expected an object \"%s\", got another JSON value",
-                        scaling->string);
-    if (cJSON_IsObject(scaling->child))
-        return pgd_fail(
-            r->why, PGD_EUNSUPPORTED,
-            "expected one \"rope_parameters\" for all layers, got one per kind of layer");
-    PGD_TRY(json_get_f64(&cfg->rope_theta, scaling, "rope_theta", r->why));
-    PGD_TRY(json_get_f64(&rotated, scaling, "partial_rotary_factor", r->why));
-    if (rotated != 1.0)
-        return pgd_fail(r->why, PGD_EUNSUPPORTED, "expected \"partial_rotary_factor\" 1, got %g",
-                        rotated);
-    return read_rope_scaling(r, scaling);
+    cfg->scales_embed = cfg->norm_plus_one = cfg->post_norms = r->arch->is_gemma;
+    PGD_TRY(read_act(r));
+    return read_scale(r);
 }
 
 static pgd_err check_id(token_id *out, const reader *r, const cJSON *item, const char *name)
@@ -414,9 +341,8 @@ static pgd_err read_config(reader *r)
     PGD_TRY(find_arch(r));
     PGD_TRY(refuse_options(r));
     PGD_TRY(read_sizes(r));
-    PGD_TRY(read_window(r));
     PGD_TRY(read_flags(r));
-    PGD_TRY(read_rope(r));
+    PGD_TRY(model_config_hf__layers(r));
     PGD_TRY(read_optional_id(&r->cfg->bos_id, r, "bos_token_id"));
     PGD_TRY(read_optional_id(&r->cfg->pad_id, r, "pad_token_id"));
     PGD_TRY(read_eos(r, r->json));

@@ -71,7 +71,7 @@ static pgd_err list_shard_tensors(model_file *f, pgd_why *why)
     for (int32_t i = 0; i < f->n_tensors; i++) {
         const safetensors_tensor *from = weight_shards_get_tensor_at(f->shards, i);
         model_tensor *to = &f->tensors[i];
-        if (!model_hf_names_map(f->names[i], NAME_BYTES, from->name))
+        if (!model_hf_names_map(f->names[i], NAME_BYTES, from->name, f->cfg.post_norms))
             return pgd_fail(why, PGD_EFORMAT, "expected shorter tensor names, got \"%.100s...\"",
                             from->name);
         to->name = f->names[i];
@@ -159,9 +159,8 @@ static pgd_err open_dir(model_file *f, const char *path, pgd_err *config_err, pg
     if (f->dir == NULL)
         return pgd_fail(why, PGD_ENOMEM, "out of memory for the path of a model");
     PGD_TRY(weight_shards_open(&f->shards, path, why));
-    PGD_TRY(list_shard_tensors(f, why));
     *config_err = model_config_hf_read(&f->cfg, path, config_why);
-    return PGD_OK;
+    return list_shard_tensors(f, why);
 }
 
 pgd_err model_file_open_listing(model_file **out, const char *path, pgd_err *config_err,

@@ -27,6 +27,13 @@ static const name_pair layer_names[] = {
     {"mlp.down_proj", "ffn_down"},
 };
 
+/* Instead, in models with post norms. */
+static const name_pair post_norm_names[] = {
+    {"post_attention_layernorm", "post_attention_norm"},
+    {"pre_feedforward_layernorm", "ffn_norm"},
+    {"post_feedforward_layernorm", "post_ffw_norm"},
+};
+
 static bool print_name(char *out, size_t out_bytes, const char *layer, int layer_len,
                        const char *module, const char *ending)
 {
@@ -48,19 +55,34 @@ static const char *split_layer(const char *name, const char **layer, int *layer_
     return *layer_len > 0 && *p == '.' ? p + 1 : NULL;
 }
 
-bool model_hf_names_map(char *out, size_t out_bytes, const char *name)
+/* The GGUF module of a part of a layer, *ending at its ".weight" or ".bias"; else NULL. */
+static const char *find_module(const name_pair *names, size_t n_names, const char *rest,
+                               const char **ending)
+{
+    for (size_t i = 0; i < n_names; i++) {
+        size_t n = strlen(names[i].hf);
+        *ending = rest + n;
+        if (strncmp(rest, names[i].hf, n) == 0 &&
+            (strcmp(*ending, ".weight") == 0 || strcmp(*ending, ".bias") == 0))
+            return names[i].gguf;
+    }
+    return NULL;
+}
+
+bool model_hf_names_map(char *out, size_t out_bytes, const char *name, bool post_norms)
 {
     const char *layer = NULL;
     int layer_len = 0;
     const char *rest = split_layer(name, &layer, &layer_len);
     if (rest != NULL && strcmp(rest, "self_attn.rotary_emb.inv_freq") == 0)
         return print_name(out, out_bytes, layer, layer_len, "attn_rot_embd", ".weight");
-    for (size_t i = 0; rest != NULL && i < PGD_ARRAY_LEN(layer_names); i++) {
-        size_t n = strlen(layer_names[i].hf);
-        if (strncmp(rest, layer_names[i].hf, n) == 0 &&
-            (strcmp(rest + n, ".weight") == 0 || strcmp(rest + n, ".bias") == 0))
-            return print_name(out, out_bytes, layer, layer_len, layer_names[i].gguf, rest + n);
-    }
+    const char *module = NULL, *ending = NULL;
+    if (rest != NULL && post_norms)
+        module = find_module(post_norm_names, PGD_ARRAY_LEN(post_norm_names), rest, &ending);
+    if (rest != NULL && module == NULL)
+        module = find_module(layer_names, PGD_ARRAY_LEN(layer_names), rest, &ending);
+    if (module != NULL)
+        return print_name(out, out_bytes, layer, layer_len, module, ending);
     const char *mapped = name;
     for (size_t i = 0; i < PGD_ARRAY_LEN(global_names); i++) {
         if (strcmp(name, global_names[i].hf) == 0)

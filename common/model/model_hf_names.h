@@ -10,7 +10,9 @@
 #include "common/err.h"
 
 /* "model.layers.3.mlp.up_proj.weight" → "blk.3.ffn_up.weight"; a name without a GGUF counterpart is
- * copied as it is. False when out_bytes is too small. */
-PGD_MUST_USE bool model_hf_names_map(char *out, size_t out_bytes, const char *name);
+ * copied as it is. post_norms (model_config): post_attention_layernorm is a norm of attention's
+ * output, not the FFN's own. False when out_bytes is too small. */
+PGD_MUST_USE bool model_hf_names_map(char *out, size_t out_bytes, const char *name,
+                                     bool post_norms);
 
 #endif

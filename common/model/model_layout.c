@@ -10,7 +10,16 @@
 typedef enum side { ONE, DIM, Q_DIM, KV_DIM, HEAD_DIM, FFN_DIM, VOCAB, ROPE_HALF } side;
 
 /* When a row applies. */
-typedef enum need { ALWAYS, QKV_BIAS, O_BIAS, MLP_BIAS, QK_NORM, OWN_HEAD, ROPE_FREQS } need;
+typedef enum need {
+    ALWAYS,
+    QKV_BIAS,
+    O_BIAS,
+    MLP_BIAS,
+    QK_NORM,
+    POST_NORMS,
+    OWN_HEAD,
+    ROPE_FREQS
+} need;
 
 typedef struct row {
     const char *name; /* in a layer: what follows "blk.N." */
@@ -25,15 +34,26 @@ static const row first_rows[] = {
 };
 
 static const row layer_rows[] = {
-    {"attn_norm.weight", ONE, DIM, ALWAYS},         {"attn_q.weight", Q_DIM, DIM, ALWAYS},
-    {"attn_q.bias", ONE, Q_DIM, QKV_BIAS},          {"attn_k.weight", KV_DIM, DIM, ALWAYS},
-    {"attn_k.bias", ONE, KV_DIM, QKV_BIAS},         {"attn_v.weight", KV_DIM, DIM, ALWAYS},
-    {"attn_v.bias", ONE, KV_DIM, QKV_BIAS},         {"attn_q_norm.weight", ONE, HEAD_DIM, QK_NORM},
-    {"attn_k_norm.weight", ONE, HEAD_DIM, QK_NORM}, {"attn_output.weight", DIM, Q_DIM, ALWAYS},
-    {"attn_output.bias", ONE, DIM, O_BIAS},         {"ffn_norm.weight", ONE, DIM, ALWAYS},
-    {"ffn_gate.weight", FFN_DIM, DIM, ALWAYS},      {"ffn_gate.bias", ONE, FFN_DIM, MLP_BIAS},
-    {"ffn_up.weight", FFN_DIM, DIM, ALWAYS},        {"ffn_up.bias", ONE, FFN_DIM, MLP_BIAS},
-    {"ffn_down.weight", DIM, FFN_DIM, ALWAYS},      {"ffn_down.bias", ONE, DIM, MLP_BIAS},
+    {"attn_norm.weight", ONE, DIM, ALWAYS},
+    {"attn_q.weight", Q_DIM, DIM, ALWAYS},
+    {"attn_q.bias", ONE, Q_DIM, QKV_BIAS},
+    {"attn_k.weight", KV_DIM, DIM, ALWAYS},
+    {"attn_k.bias", ONE, KV_DIM, QKV_BIAS},
+    {"attn_v.weight", KV_DIM, DIM, ALWAYS},
+    {"attn_v.bias", ONE, KV_DIM, QKV_BIAS},
+    {"attn_q_norm.weight", ONE, HEAD_DIM, QK_NORM},
+    {"attn_k_norm.weight", ONE, HEAD_DIM, QK_NORM},
+    {"attn_output.weight", DIM, Q_DIM, ALWAYS},
+    {"attn_output.bias", ONE, DIM, O_BIAS},
+    {"ffn_norm.weight", ONE, DIM, ALWAYS},
+    {"ffn_gate.weight", FFN_DIM, DIM, ALWAYS},
+    {"ffn_gate.bias", ONE, FFN_DIM, MLP_BIAS},
+    {"ffn_up.weight", FFN_DIM, DIM, ALWAYS},
+    {"ffn_up.bias", ONE, FFN_DIM, MLP_BIAS},
+    {"ffn_down.weight", DIM, FFN_DIM, ALWAYS},
+    {"ffn_down.bias", ONE, DIM, MLP_BIAS},
+    {"post_attention_norm.weight", ONE, DIM, POST_NORMS},
+    {"post_ffw_norm.weight", ONE, DIM, POST_NORMS},
 };
 
 static const row last_rows[] = {
@@ -52,6 +72,8 @@ static bool is_needed(need when, const model_config *cfg)
         return cfg->mlp_bias;
     case QK_NORM:
         return cfg->qk_norm;
+    case POST_NORMS:
+        return cfg->post_norms;
     case OWN_HEAD:
         return !cfg->tied_head;
     case ROPE_FREQS:

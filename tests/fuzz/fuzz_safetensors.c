@@ -32,7 +32,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
                 sink += t->data[j];
             if (safetensors_get_tensor(f, t->name) != t)
                 abort();
-            sink += model_hf_names_map(mapped, sizeof(mapped), t->name);
+            sink += model_hf_names_map(mapped, sizeof(mapped), t->name, t->name[0] % 2 != 0);
         }
     } else if (why.text[0] == '\0') {
         abort(); /* a refusal without a message */

@@ -186,9 +186,9 @@ static void test_model_file_gguf_architectures(void **state)
         assert_int_equal(c->layer_has_rope[i], i != 3 && i != 7);
     model_file_close(f);
 
-    begin_config(&b, "gemma3");
+    begin_config(&b, "gemma");
     open_fails(&b, PGD_EUNSUPPORTED,
-               "architecture \"gemma3\" is not supported by this build, which runs llama, qwen2, "
+               "architecture \"gemma\" is not supported by this build, which runs llama, qwen2, "
                "qwen3, smollm3");
     begin_config(&b, "\033[2Jllama");
     open_fails(&b, PGD_EFORMAT, "printable"); /* the keys made of it */
@@ -528,7 +528,8 @@ static void test_model_file_hf_other_architectures(void **state)
     assert_true(c.qkv_bias && !c.o_bias && !c.qk_norm);
     assert_int_equal(c.sliding_window, 0);
     c = read_dir("{\"architectures\":[\"Qwen2ForCausalLM\"]," SIZES
-                 ",\"num_key_value_heads\":2,\"sliding_window\":128,\"use_sliding_window\":true}",
+                 ",\"num_key_value_heads\":2,\"sliding_window\":128,\"use_sliding_window\":true,"
+                 "\"max_window_layers\":3}",
                  NULL);
     assert_int_equal(c.sliding_window, 128);
 
@@ -573,9 +574,9 @@ static void test_model_file_hf_refuses(void **state)
     dir_fails(LLAMA ",\"rope_scaling\":7}", NULL, PGD_EFORMAT, "rope_scaling");
     dir_fails(LLAMA ",\"rope_parameters\":{\"full_attention\":{}}}", NULL, PGD_EUNSUPPORTED,
               "per kind of layer");
-    dir_fails(LLAMA ",\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,"
+    dir_fails(LLAMA ",\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8,\"low_freq_factor\":5,"
                     "\"high_freq_factor\":4}}",
-              NULL, PGD_EFORMAT, "high frequency factor above the low");
+              NULL, PGD_EFORMAT, "high frequency factor of at least the low");
     dir_fails(LLAMA ",\"num_key_value_heads\":3}", NULL, PGD_EFORMAT, "KV heads");
     dir_fails(LLAMA ",\"num_key_value_heads\":\"2\"}", NULL, PGD_EINVAL, "num_key_value_heads");
     dir_fails(LLAMA ",\"head_dim\":15}", NULL, PGD_EFORMAT, "even head size");
@@ -620,12 +621,24 @@ static void test_model_file_hf_names(void **state)
         {"model.layers..mlp.down_proj.weight", "model.layers..mlp.down_proj.weight"},
         {"vision.encoder", "vision.encoder"},
     };
+    static const char *const post_norms[][2] = {
+        {"model.layers.2.input_layernorm.weight", "blk.2.attn_norm.weight"},
+        {"model.layers.2.post_attention_layernorm.weight", "blk.2.post_attention_norm.weight"},
+        {"model.layers.2.pre_feedforward_layernorm.weight", "blk.2.ffn_norm.weight"},
+        {"model.layers.2.post_feedforward_layernorm.weight", "blk.2.post_ffw_norm.weight"},
+    };
     char out[64];
     for (size_t i = 0; i < PGD_ARRAY_LEN(pairs); i++) {
-        assert_true(model_hf_names_map(out, sizeof(out), pairs[i][0]));
+        assert_true(model_hf_names_map(out, sizeof(out), pairs[i][0], false));
         assert_string_equal(out, pairs[i][1]);
     }
-    assert_false(model_hf_names_map(out, 8, "model.norm.weight"));
+    for (size_t i = 0; i < PGD_ARRAY_LEN(post_norms); i++) {
+        assert_true(model_hf_names_map(out, sizeof(out), post_norms[i][0], true));
+        assert_string_equal(out, post_norms[i][1]);
+    }
+    assert_true(model_hf_names_map(out, sizeof(out), post_norms[2][0], false));
+    assert_string_equal(out, post_norms[2][0]);
+    assert_false(model_hf_names_map(out, 8, "model.norm.weight", false));
 }
 
 static void test_model_layout_lists_what_it_has(void **state)
@@ -639,15 +652,17 @@ static void test_model_layout_lists_what_it_has(void **state)
                       .ffn_dim = 10,
                       .vocab_size = 20,
                       .rope_dim = 6};
-    for (unsigned bits = 0; bits < 64; bits++) {
+    for (unsigned bits = 0; bits < 128; bits++) {
         c.qkv_bias = bits & 1;
         c.o_bias = bits & 2;
         c.mlp_bias = bits & 4;
         c.qk_norm = bits & 8;
         c.tied_head = bits & 16;
         c.has_rope_freqs = bits & 32;
+        c.post_norms = bits & 64;
         int32_t n = model_layout_n_tensors(&c);
-        int32_t per_layer = 9 + 3 * c.qkv_bias + c.o_bias + 3 * c.mlp_bias + 2 * c.qk_norm;
+        int32_t per_layer =
+            9 + 3 * c.qkv_bias + c.o_bias + 3 * c.mlp_bias + 2 * c.qk_norm + 2 * c.post_norms;
         assert_int_equal(n, 11 * per_layer + 2 + !c.tied_head + c.has_rope_freqs);
         for (int32_t i = 0; i < n; i++) {
             model_layout_tensor t;

@@ -128,54 +128,6 @@ static void test_model_runner_refuses_load(void **state)
     refuse_load(m, PGD_EPROTO, "max_logprobs");
 }
 
-/* mistral-tiny with a sliding window of 32 in a directory of its own. */
-static void test_model_runner_refuses_a_window_that_matters(void **state)
-{
-    (void)state;
-    static const char source[] = "tests/data/models/mistral-tiny";
-    static const char *const links[] = {"model-00001-of-00002.safetensors",
-                                        "model-00002-of-00002.safetensors",
-                                        "model.safetensors.index.json"};
-    char dir[] = "/tmp/test_model_runner.XXXXXX", cwd[512], from[1024], to[1024], *config;
-    size_t n_bytes;
-    pgd_why why = {{0}};
-    assert_non_null(mkdtemp(dir));
-    assert_non_null(getcwd(cwd, sizeof(cwd)));
-    for (size_t i = 0; i < PGD_ARRAY_LEN(links); i++) {
-        (void)snprintf(from, sizeof(from), "%s/%s/%s", cwd, source, links[i]);
-        (void)snprintf(to, sizeof(to), "%s/%s", dir, links[i]);
-        assert_int_equal(symlink(from, to), 0);
-    }
-    (void)snprintf(from, sizeof(from), "%s/config.json", source);
-    assert_int_equal(file_read(&config, &n_bytes, from, 1 << 20, &why), PGD_OK);
-    char *value = strstr(config, "\"sliding_window\": null");
-    assert_non_null(value);
-    memcpy(value + strlen("\"sliding_window\": "), "  32", 4);
-    (void)snprintf(to, sizeof(to), "%s/config.json", dir);
-    FILE *f = fopen(to, "w");
-    assert_non_null(f);
-    assert_int_equal(fwrite(config, 1, n_bytes, f), n_bytes);
-    assert_int_equal(fclose(f), 0);
-    mem_free(config);
-
-    load_msg m = load_message(dir);
-    refuse_load(m, PGD_EUNSUPPORTED, "set --max-model-len 32 or less");
-    m.max_model_len = 32; /* the window never cuts anything */
-    step_runner *r;
-    load_done_msg done;
-    assert_int_equal(model_runner_create(&r, "cpu", &why), PGD_OK);
-    if (r->vtbl->load(r, &m, &done, NULL, NULL, &why) != PGD_OK)
-        fail_msg("%s", why.text);
-    r->vtbl->destroy(r);
-    for (size_t i = 0; i < PGD_ARRAY_LEN(links); i++) {
-        (void)snprintf(to, sizeof(to), "%s/%s", dir, links[i]);
-        assert_int_equal(unlink(to), 0);
-    }
-    (void)snprintf(to, sizeof(to), "%s/config.json", dir);
-    assert_int_equal(unlink(to), 0);
-    assert_int_equal(rmdir(dir), 0);
-}
-
 static void count_progress(void *arg, uint64_t done_bytes, uint64_t total_bytes)
 {
     uint64_t *last = arg;
@@ -490,7 +442,6 @@ int main(void)
     log_set_level(LOG_WARN);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_model_runner_refuses_load),
-        cmocka_unit_test(test_model_runner_refuses_a_window_that_matters),
         cmocka_unit_test(test_model_runner_reports_load),
         cmocka_unit_test(test_model_runner_refuses_messages),
         cmocka_unit_test(test_model_runner_releases),

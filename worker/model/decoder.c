@@ -5,7 +5,8 @@
  * Rows never mix outside attention, so that after the last attention only the rows whose logits are
  * wanted go on; a step without such rows ends there. They are the rows that sample, whose logits
  * are computed at once, and prompt rows to be scored, whose logits are computed in slices on
- * demand. The residual stream x is summed into by the two output projections of each layer.
+ * demand. The residual stream x is summed into by the two output projections of each layer, or by
+ * norms of what these give (post_norms).
  *
  *   x [n, dim]  h [n, dim]  qkv [n, (n_heads + 2 n_kv_heads) head_dim]
  *   attn [n, n_heads head_dim]  gate_up [n, 2 ffn]
@@ -25,9 +26,12 @@ struct decoder {
     float *qkv;
     float *attn;
     float *gate_up;
-    float *logits;     /* [max_seqs, vocab_size] */
-    float *slice;      /* [DECODER_MAX_SLICE, vocab_size], logits of prompt rows */
-    float *rope_table; /* [max_positions, rope_dim] */
+    float *logits;       /* [max_seqs, vocab_size] */
+    float *slice;        /* [DECODER_MAX_SLICE, vocab_size], logits of prompt rows */
+    float *rope_table;   /* [max_positions, rope_dim] */
+    float *local_rope;   /* likewise, of sliding layers with a base of their own; else NULL */
+    float *temperatures; /* [max_positions], factors of queries without rope; NULL = none */
+    float embed_scale;
     void *data;
     size_t n_bytes;
 };
@@ -59,6 +63,32 @@ static void lay_out(decoder *d, model_ops_plan *p)
     d->logits = model_ops_take(p, d->opts.max_seqs, cfg->vocab_size);
     d->slice = model_ops_take(p, PGD_MIN(DECODER_MAX_SLICE, d->opts.max_rows), cfg->vocab_size);
     d->rope_table = model_ops_take(p, d->opts.max_positions, cfg->rope_dim);
+    if (cfg->rope_local_theta != 0.0)
+        d->local_rope = model_ops_take(p, d->opts.max_positions, cfg->rope_dim);
+    if (cfg->temperature_floor > 0)
+        d->temperatures = model_ops_take(p, d->opts.max_positions, 1);
+}
+
+/* sqrt(dim) as the model was trained with it: rounded to the type of the embeddings. */
+static float find_embed_scale(const model_config *cfg, dtype type)
+{
+    float scale = (float)sqrt((double)cfg->dim);
+    if (type == DTYPE_BF16)
+        return dtype_bf16_to_f32(dtype_f32_to_bf16(scale));
+    return type == DTYPE_F16 ? dtype_f16_to_f32(dtype_f32_to_f16(scale)) : scale;
+}
+
+static pgd_err fill_tables(decoder *d, pgd_why *why)
+{
+    const model_config *cfg = d->opts.cfg;
+    int32_t n = d->opts.max_positions;
+    if (d->local_rope)
+        rope_table_fill_local(d->local_rope, n, cfg);
+    for (int32_t p = 0; d->temperatures && p < n; p++)
+        d->temperatures[p] =
+            (float)(1 + cfg->temperature_scale * log1p((p + 1) / cfg->temperature_floor));
+    d->embed_scale = find_embed_scale(cfg, d->opts.w->embed_type);
+    return rope_table_fill(d->rope_table, n, cfg, d->opts.w->rope_freqs, why);
 }
 
 pgd_err decoder_create(decoder **out, const decoder_opts *opts, pgd_why *why)
@@ -85,7 +115,7 @@ pgd_err decoder_create(decoder **out, const decoder_opts *opts, pgd_why *why)
     }
     p = (model_ops_plan){.data = d->data};
     lay_out(d, &p);
-    err = rope_table_fill(d->rope_table, opts->max_positions, opts->cfg, opts->w->rope_freqs, why);
+    err = fill_tables(d, why);
     if (err != PGD_OK)
         goto fail;
     *out = d;
@@ -130,6 +160,26 @@ static pgd_err norm_hidden(const pass *p, const float *weight)
     return p->ops->rmsnorm(&args, p->ctx);
 }
 
+/* x += w in, or the norm of it. */
+static pgd_err add_branch(const pass *p, const weights_linear *w, const float *in,
+                          int64_t in_stride, const float *post_norm)
+{
+    if (!post_norm)
+        return linear(p, p->d->x, w, in, in_stride, true);
+    PGD_TRY(linear(p, p->d->h, w, in, in_stride, false));
+    rmsnorm_args args = {.out = p->d->x,
+                         .out_stride = p->cfg->dim,
+                         .x = p->d->h,
+                         .x_stride = p->cfg->dim,
+                         .weight = post_norm,
+                         .n_rows = p->n_rows,
+                         .n_groups = 1,
+                         .dim = p->cfg->dim,
+                         .eps = p->cfg->norm_eps,
+                         .accumulate = true};
+    return p->ops->rmsnorm(&args, p->ctx);
+}
+
 /* Heads [first_head, first_head + n_heads) of the fused projection, in place. */
 static pgd_err norm_heads(const pass *p, const float *weight, int32_t first_head, int32_t n_heads)
 {
@@ -148,12 +198,14 @@ static pgd_err norm_heads(const pass *p, const float *weight, int32_t first_head
     return p->ops->rmsnorm(&args, p->ctx);
 }
 
-static pgd_err rotate(const pass *p)
+/* Q and K of a layer with rope. */
+static pgd_err rotate(const pass *p, int32_t layer)
 {
     const model_config *cfg = p->cfg;
+    bool is_local = p->d->local_rope && cfg->layer_attention[layer] == ATTENTION_SLIDING;
     rope_args args = {.x = p->d->qkv,
                       .x_stride = (int64_t)(cfg->n_heads + 2 * cfg->n_kv_heads) * cfg->head_dim,
-                      .table = p->d->rope_table,
+                      .table = is_local ? p->d->local_rope : p->d->rope_table,
                       .n_positions = p->d->opts.max_positions,
                       .positions = p->batch->positions,
                       .n_rows = p->n_rows,
@@ -163,6 +215,20 @@ static pgd_err rotate(const pass *p)
                       .pairs =
                           cfg->rope == ROPE_ADJACENT ? ROPE_PAIRS_ADJACENT : ROPE_PAIRS_HALVES};
     return p->ops->rope(&args, p->ctx);
+}
+
+/* Queries of a layer without rope, by their positions. */
+static pgd_err set_temperature(const pass *p)
+{
+    const model_config *cfg = p->cfg;
+    row_scale_args args = {.x = p->d->qkv,
+                           .x_stride =
+                               (int64_t)(cfg->n_heads + 2 * cfg->n_kv_heads) * cfg->head_dim,
+                           .n_rows = p->n_rows,
+                           .dim = cfg->n_heads * cfg->head_dim,
+                           .factors = p->d->temperatures,
+                           .positions = p->batch->positions};
+    return p->ops->row_scale(&args, p->ctx);
 }
 
 static pgd_err store_kv(const pass *p, int32_t layer)
@@ -196,7 +262,12 @@ static pgd_err attend(const pass *p, int32_t layer)
                            .query_start = p->batch->query_start,
                            .n_context = p->batch->n_context,
                            .seq_row = p->batch->seq_row,
-                           .scale = (float)(1 / sqrt((double)cfg->head_dim))};
+                           .scale = (float)cfg->attn_scale,
+                           .soft_cap = cfg->attn_soft_cap};
+    if (cfg->layer_attention[layer] == ATTENTION_SLIDING)
+        args.window = cfg->sliding_window;
+    else if (cfg->layer_attention[layer] == ATTENTION_CHUNKED)
+        args.chunk = cfg->attention_chunk;
     args.block_table = block_table_get_ids(p->table, &args.block_table_stride);
     return p->ops->attention(&args, p->ctx);
 }
@@ -223,7 +294,27 @@ static pgd_err embed_tokens(const pass *p)
                        .ids = p->batch->ids,
                        .n_rows = p->n_rows,
                        .dim = p->cfg->dim};
-    return p->ops->embed(&args, p->ctx);
+    PGD_TRY(p->ops->embed(&args, p->ctx));
+    if (!p->cfg->scales_embed)
+        return PGD_OK;
+    row_scale_args scale = {.x = p->d->x,
+                            .x_stride = p->cfg->dim,
+                            .n_rows = p->n_rows,
+                            .dim = p->cfg->dim,
+                            .factor = p->d->embed_scale};
+    return p->ops->row_scale(&scale, p->ctx);
+}
+
+/* Logits [n_rows, vocab_size] of normalised hidden states. */
+static pgd_err compute_logits(const pass *p, float *logits, const float *hidden)
+{
+    const model_config *cfg = p->cfg;
+    PGD_TRY(linear(p, logits, &p->d->opts.w->head, hidden, cfg->dim, false));
+    if (cfg->final_soft_cap == 0)
+        return PGD_OK;
+    soft_cap_args args = {
+        .x = logits, .n = (int64_t)p->n_rows * cfg->vocab_size, .cap = cfg->final_soft_cap};
+    return p->ops->soft_cap(&args, p->ctx);
 }
 
 /* --- layers ----------------------------------------------------------------------------------- */
@@ -238,8 +329,13 @@ static pgd_err attention_part(const pass *p, int32_t layer)
         PGD_TRY(norm_heads(p, w->q_norm, 0, cfg->n_heads));
         PGD_TRY(norm_heads(p, w->k_norm, cfg->n_heads, cfg->n_kv_heads));
     }
-    if (cfg->layer_has_rope[layer])
-        PGD_TRY(rotate(p));
+    if (cfg->layer_has_rope[layer]) {
+        PGD_TRY(rotate(p, layer));
+        if (cfg->qk_l2_norm)
+            PGD_TRY(norm_heads(p, NULL, 0, cfg->n_heads + cfg->n_kv_heads));
+    } else if (p->d->temperatures) {
+        PGD_TRY(set_temperature(p));
+    }
     PGD_TRY(store_kv(p, layer));
     return attend(p, layer);
 }
@@ -258,16 +354,17 @@ static pgd_err ffn_part(const pass *p, int32_t layer)
                            .up = p->d->gate_up + cfg->ffn_dim,
                            .in_stride = stride,
                            .n_rows = p->n_rows,
-                           .dim = cfg->ffn_dim};
+                           .dim = cfg->ffn_dim,
+                           .kind = cfg->act == FFN_ACT_SILU ? GATED_ACT_SILU : GATED_ACT_GELU_TANH};
     PGD_TRY(p->ops->gated_act(&args, p->ctx));
-    return linear(p, p->d->x, &w->down, p->d->gate_up, stride, true);
+    return add_branch(p, &w->down, p->d->gate_up, stride, w->ffn_post_norm);
 }
 
 static pgd_err output_part(const pass *p, int32_t layer, const float *attn)
 {
     const weights_layer *w = &p->d->opts.w->layers[layer];
     int64_t attn_dim = (int64_t)p->cfg->n_heads * p->cfg->head_dim;
-    PGD_TRY(linear(p, p->d->x, &w->attn_out, attn, attn_dim, true));
+    PGD_TRY(add_branch(p, &w->attn_out, attn, attn_dim, w->attn_post_norm));
     return ffn_part(p, layer);
 }
 
@@ -320,7 +417,7 @@ pgd_err decoder_forward(decoder *d, float **logits, const input_batch *batch,
     p.n_rows = batch->n_logit_rows;
     if (p.n_rows == 0)
         return PGD_OK;
-    return linear(&p, d->logits, &d->opts.w->head, d->h, p.cfg->dim, false);
+    return compute_logits(&p, d->logits, d->h);
 }
 
 pgd_err decoder_prompt_logits(decoder *d, float **logits, const input_batch *batch, int32_t first,
@@ -331,5 +428,5 @@ pgd_err decoder_prompt_logits(decoder *d, float **logits, const input_batch *bat
     PGD_ASSERT(n <= DECODER_MAX_SLICE && first >= 0 && n <= batch->n_prompt_rows - first);
     const float *hidden = d->h + (int64_t)(batch->n_logit_rows + first) * p.cfg->dim;
     *logits = d->slice;
-    return linear(&p, d->slice, &d->opts.w->head, hidden, p.cfg->dim, false);
+    return compute_logits(&p, d->slice, hidden);
 }

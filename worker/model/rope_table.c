@@ -10,10 +10,20 @@ static double scale_llama3(double f, const model_config *cfg)
     double low = cfg->rope_low_freq_factor, high = cfg->rope_high_freq_factor;
     if (wavelength < context / high)
         return f;
-    if (wavelength > context / low)
+    if (wavelength > context / low || high == low)
         return f / cfg->rope_factor;
     double smooth = (context / wavelength - low) / (high - low);
     return (1 - smooth) * f / cfg->rope_factor + smooth * f;
+}
+
+/* Column i of the table for frequency f. */
+static void fill_column(float *out, int32_t n_positions, int32_t rope_dim, int32_t i, double f)
+{
+    for (int32_t p = 0; p < n_positions; p++) {
+        float *row = out + (int64_t)p * rope_dim;
+        row[i] = (float)cos(p * f);
+        row[rope_dim / 2 + i] = (float)sin(p * f);
+    }
 }
 
 pgd_err rope_table_fill(float *out, int32_t n_positions, const model_config *cfg,
@@ -32,11 +42,14 @@ pgd_err rope_table_fill(float *out, int32_t n_positions, const model_config *cfg
             f /= cfg->rope_factor;
         else if (cfg->rope_scaling == ROPE_SCALING_LLAMA3)
             f = scale_llama3(f, cfg);
-        for (int32_t p = 0; p < n_positions; p++) {
-            float *row = out + (int64_t)p * cfg->rope_dim;
-            row[i] = (float)cos(p * f);
-            row[half + i] = (float)sin(p * f);
-        }
+        fill_column(out, n_positions, cfg->rope_dim, i, f);
     }
     return PGD_OK;
+}
+
+void rope_table_fill_local(float *out, int32_t n_positions, const model_config *cfg)
+{
+    for (int32_t i = 0; i < cfg->rope_dim / 2; i++)
+        fill_column(out, n_positions, cfg->rope_dim, i,
+                    pow(cfg->rope_local_theta, -2.0 * i / cfg->rope_dim));
 }

@@ -21,5 +21,7 @@
  * that this build lacks. */
 PGD_MUST_USE pgd_err rope_table_fill(float *out, int32_t n_positions, const model_config *cfg,
                                      const float *freqs, pgd_why *why);
+/* The same for layers with rope_local_theta as base, which nothing scales. */
+void rope_table_fill_local(float *out, int32_t n_positions, const model_config *cfg);
 
 #endif

@@ -1,0 +1,62 @@
+/* Between the parts of the config.json reader: the traits of a configuration class, and the reader
+ * at work.
+ *
+ * Thread:  any
+ */
+#ifndef COMMON_MODEL_MODEL_CONFIG_HF_INTERNAL_H
+#define COMMON_MODEL_MODEL_CONFIG_HF_INTERNAL_H
+
+#include "common/json.h"
+#include "common/model/model_config.h"
+
+/* Which layers are local when "layer_types" is absent. */
+typedef enum layer_pattern {
+    LAYERS_FULL,              /* none; "layer_types" and windows are not read */
+    LAYERS_SLIDING,           /* all that there are, if there is a window */
+    LAYERS_SLIDING_FROM,      /* those from "max_window_layers" on */
+    LAYERS_SLIDING_BUT_NTH,   /* all but every default_interval-th */
+    LAYERS_SLIDING_NO_ROPE,   /* those without rope */
+    LAYERS_CHUNKED_WITH_ROPE, /* those with rope, in chunks */
+} layer_pattern;
+
+typedef struct hf_traits {
+    const char *class_name; /* config.json "architectures" */
+    const char *model_type;
+    int32_t default_kv_heads; /* 0 = as many as heads */
+    int32_t default_head_dim; /* 0 = hidden size / heads */
+    int32_t default_context;
+    double default_eps; /* 0 = 1e-6 */
+    double default_rope_theta;
+    double default_local_theta; /* of SLIDING layers; 0 = one base for all */
+    int32_t default_no_rope; /* of an absent "no_rope_layer_interval"; 0 = the member is not read */
+    bool has_adjacent_rope;  /* pairs side by side */
+    layer_pattern layers;
+    int32_t default_window;   /* of an absent "sliding_window" or "attention_chunk_size" */
+    int32_t default_interval; /* of an absent "sliding_window_pattern" */
+    bool window_needs_flag;   /* "sliding_window" counts only with "use_sliding_window" */
+    bool default_tied;
+    bool reads_biases; /* "attention_bias"; "mlp_bias" too if reads_mlp_bias */
+    bool reads_mlp_bias;
+    bool has_qkv_bias; /* always, without a member */
+    bool has_qk_norm;
+    const char *act_member; /* NULL = "hidden_act" */
+    ffn_act default_act;
+    bool is_gemma; /* norms less one, post norms, scaled embeddings, "query_pre_attn_scalar" */
+    float default_attn_soft_cap; /* 0 = none, like null */
+    float default_final_soft_cap;
+} hf_traits;
+
+typedef struct hf_reader {
+    model_config *cfg;
+    const cJSON *json;
+    const hf_traits *arch;
+    pgd_why *why;
+} hf_reader;
+
+/* *out unchanged when the member is absent or null and not required. */
+PGD_MUST_USE pgd_err model_config_hf__i32(int32_t *out, const hf_reader *r, const char *name,
+                                          bool is_required);
+/* Layers with rope, local layers with their window or chunk, and rotary position encoding. */
+PGD_MUST_USE pgd_err model_config_hf__layers(const hf_reader *r);
+
+#endif
