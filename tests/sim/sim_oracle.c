@@ -116,19 +116,25 @@ bool sim_oracle_fits(const sim_config *c, int32_t n_total_tokens, int32_t n_enco
     /* The last token is never computed. */
     int32_t n_computed = PGD_MIN(n_total_tokens, c->max_model_len) - 1;
     int32_t n_slots = PGD_MIN(n_computed + c->num_lookahead_tokens, c->max_model_len);
+    int32_t n_per_step = c->max_num_batched_tokens;
+    if (c->long_prefill_token_threshold > 0)
+        n_per_step = PGD_MIN(n_per_step, c->long_prefill_token_threshold);
+    int32_t n_unfinished =
+        PGD_MIN(n_per_step * c->depth + c->num_lookahead_tokens, c->max_model_len);
     int32_t n_blocks = 0;
     for (int32_t g = 0; g < c->n_groups; g++) {
         const sim_group *group = &c->groups[g];
         int32_t n_needed = PGD_CEIL_DIV(n_slots, group->block_size);
-        /* A window's blocks come back while a step's own are needed at once (SM9). */
-        int32_t n_live = group->window + c->max_num_batched_tokens;
+        /* A window's blocks come back while those of unfinished steps are needed at once (SM9). */
+        int32_t n_live = group->window + n_unfinished;
         if (group->kind == ATTENTION_SLIDING)
             n_needed =
                 PGD_MIN(n_needed,
                         PGD_CEIL_DIV(PGD_MIN(n_live - 1, c->max_model_len), group->block_size) + 1);
         else if (group->kind == ATTENTION_CHUNKED)
             n_needed = PGD_MIN(n_needed,
-                               PGD_CEIL_DIV(PGD_MIN(n_live, c->max_model_len), group->block_size));
+                               PGD_CEIL_DIV(PGD_MIN(n_live, c->max_model_len), group->block_size) +
+                                   (group->window % group->block_size != 0));
         else if (group->kind == ATTENTION_CROSS)
             n_needed = PGD_CEIL_DIV(n_encoder, group->block_size);
         n_blocks += n_needed;

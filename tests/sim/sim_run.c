@@ -399,6 +399,7 @@ static void create_scheduler(sim_state *s)
         .enable_chunked_prefill = c->enable_chunked_prefill != 0,
         .enable_prefix_caching = c->enable_prefix_caching != 0,
         .async = c->is_async != 0,
+        .max_steps_in_flight = c->depth,
         .num_lookahead_tokens = c->num_lookahead_tokens,
         .watermark = c->watermark_percent / 100.0,
         .n_blocks = c->n_blocks,
