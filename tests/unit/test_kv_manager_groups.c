@@ -151,6 +151,30 @@ static void test_kv_manager_groups_promise_follows_the_window(void **state)
     kv_manager_destroy(m);
 }
 
+/* Shared blocks that leave the window do not come back to the pool, so they are not set against
+ * what the row may still take. */
+static void test_kv_manager_groups_promise_counts_own_blocks(void **state)
+{
+    (void)state;
+    const kv_group_spec specs[2] = {spec_of(ATTENTION_FULL, 2, 0),
+                                    spec_of(ATTENTION_SLIDING, 2, 8)};
+    kv_manager *m = new_groups(1 + 80, specs, 2, true, 4);
+    request *r0 = new_range(0, 20, 2);
+    request *r1 = new_range(0, 60, 2);
+    assert_true(alloc(NULL, m, r0, 20));
+    kv_alloc a = {.n_new_tokens = 4, .hit = kv_manager_lookup(m, r1), .is_admission = true};
+    assert_int_equal(a.hit->n_tokens, 20);
+    assert_true(kv_manager_allocate(NULL, m, r1, &a));
+    /* 30 blocks of full attention, 10 of them hits and 2 new; at most ceil(11 / 2) + 1 = 7 of the
+     * window, 2 of them new. */
+    assert_int_equal(kv_manager_n_promised(m), 18 + 5);
+    kv_manager_free(m, r1, 24);
+    give_back(m, r0);
+    request_destroy(r0);
+    request_destroy(r1);
+    kv_manager_destroy(m);
+}
+
 static kv_group_spec draw_spec(uint64_t *seed)
 {
     attention_kind kind = (attention_kind)oracle_random(seed, 3);
@@ -233,9 +257,8 @@ static void test_kv_manager_groups_would_fit_is_what_happens(void **state)
             const kv_hit *hit = kv_manager_lookup(m, r[k]);
             int32_t n_left = r[k]->n_tokens - hit->n_tokens;
             int32_t n_wanted = 1 + (int32_t)oracle_random(&seed, 40);
-            kv_alloc a = {.n_new_tokens = PGD_MIN(n_left, n_wanted),
-                          .hit = hit,
-                          .is_admission = true};
+            kv_alloc a = {
+                .n_new_tokens = PGD_MIN(n_left, n_wanted), .hit = hit, .is_admission = true};
             if (!kv_manager_allocate(NULL, m, r[k], &a))
                 continue;
             r[k]->num_computed_tokens = hit->n_tokens + a.n_new_tokens;
@@ -338,6 +361,7 @@ int main(void)
         cmocka_unit_test(test_kv_manager_groups_long_generation_holds_its_window),
         cmocka_unit_test(test_kv_manager_groups_chunked_alone_needs_no_cache),
         cmocka_unit_test(test_kv_manager_groups_promise_follows_the_window),
+        cmocka_unit_test(test_kv_manager_groups_promise_counts_own_blocks),
         cmocka_unit_test(test_kv_manager_groups_admitted_prefills_finish),
         cmocka_unit_test(test_kv_manager_groups_would_fit_is_what_happens),
         cmocka_unit_test(test_kv_manager_groups_cross_blocks_come_once),
