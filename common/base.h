@@ -35,6 +35,7 @@
 
 /* Limits that appear in more than one process; each is also a config key or a protocol field. */
 #define PGD_MAX_KV_GROUPS    8    /* KV-cache groups of a hybrid model */
+#define PGD_MAX_KV_LAYERS    512  /* attention layers with KV, cross attention counted apart */
 #define PGD_MAX_DRAFT_TOKENS 31   /* draft tokens of one request in one step */
 #define PGD_MAX_LOGPROBS     20   /* alternatives per position, the sampled token not counted */
 #define PGD_MAX_STOP_IDS     64   /* stop_token_ids of one request, the model's own not counted */

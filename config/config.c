@@ -176,6 +176,10 @@ static pgd_err set_option(config *cfg, int idx, const char *text, config_source 
     }
     case CONFIG_INT:
     case CONFIG_BYTES:
+        if (choice_index(o->choices, text) >= 0) {
+            *(int64_t *)(void *)field = 0;
+            break;
+        }
         if (!(o->type == CONFIG_INT ? parse_int(&v, text) : parse_bytes(&v, text)))
             return pgd_fail(why, PGD_EINVAL, "%s: %s: expected %s, got \"%s\"", where, o->name,
                             o->type == CONFIG_INT ? "an integer"

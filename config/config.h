@@ -56,6 +56,7 @@ typedef struct config {
     int64_t kv_cache_memory; /* bytes; 0 = computed from free memory */
     int64_t num_kv_blocks;   /* 0 = computed; else this many, null block included */
     bool enable_prefix_caching;
+    bool disable_hybrid_kv_cache_manager;
     char kv_hash_seed_file[CONFIG_PATH_BYTES];
 
     /* [worker] */
@@ -73,6 +74,7 @@ typedef struct config {
     int64_t sim_vocab_size;
     int64_t sim_draft_tokens;
     int64_t sim_draft_accept;
+    char sim_kv_layers[256];
 
     /* [log] */
     char log_level[16];

@@ -15,8 +15,9 @@ const config_option config_options[] = {
      "Model to serve: a GGUF file or a Hugging Face directory."},
     {"model", "served_model_name", STR(served_model_name), "", NULL,
      "Name under which clients see the model. Empty: the file's or directory's name."},
-    {"model", "max_model_len", INT(max_model_len, "tokens", 0, 1e7), "0", NULL,
-     "Longest prompt plus output. 0: the model's own, lowered to what the KV cache can hold."},
+    {"model", "max_model_len", INT(max_model_len, "tokens", 0, 1e7), "0", "auto|-1",
+     "Longest prompt plus output. 0, auto or -1: the model's own, lowered to what the KV cache can "
+     "hold."},
     {"model", "kv_cache_dtype", CONFIG_CHOICE, FIELD(dtype_kv), CAP(dtype_kv), "", 0, 0, "auto",
      "auto|f32|f16|bf16", "Element type of the KV cache. auto: f16."},
     {"model", "generation_config", CONFIG_CHOICE, FIELD(generation_config), CAP(generation_config),
@@ -79,6 +80,10 @@ const config_option config_options[] = {
      "Exact number of KV blocks instead of kv_cache_memory. 0: computed."},
     {"cache", "enable_prefix_caching", CONFIG_BOOL, FIELD(enable_prefix_caching), 0, "", 0, 0,
      "true", NULL, "Reuse the KV blocks of equal prompt beginnings."},
+    {"cache", "disable_hybrid_kv_cache_manager", CONFIG_BOOL,
+     FIELD(disable_hybrid_kv_cache_manager), 0, "", 0, 0, "false", NULL,
+     "Keep the KV of every token also for layers that attend to a sliding window or a chunk alone: "
+     "takes more memory, has one group of blocks."},
     {"cache", "kv_hash_seed_file", STR(kv_hash_seed_file), "", NULL,
      "File with the 32-byte secret of the prefix hashes, made (mode 0600) when missing. Empty: a "
      "fresh secret at every start."},
@@ -112,6 +117,9 @@ const config_option config_options[] = {
      NULL, "Device sim: tokens that it drafts and verifies per request and step. 0: none."},
     {"worker", "sim_draft_accept", INT(sim_draft_accept, "percent", 0, 100), "70", NULL,
      "Device sim: share of the drafted tokens that are right."},
+    {"worker", "sim_kv_layers", STR(sim_kv_layers), "full", NULL,
+     "Device sim: its attention layers, separated by commas: full, sliding:WINDOW or "
+     "chunked:WINDOW, each with *N perhaps for N times the KV memory per token."},
 
     {"log", "log_level", CONFIG_CHOICE, FIELD(log_level), CAP(log_level), "", 0, 0, "info",
      "error|warn|info|debug|trace", "Least severe lines to log. Read again on SIGHUP."},

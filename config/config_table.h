@@ -25,7 +25,7 @@ typedef struct config_option {
     const char *unit; /* for --help, "" = none */
     double min, max;
     const char *fallback; /* default, as text */
-    const char *choices;  /* "a|b|c", CONFIG_CHOICE */
+    const char *choices;  /* "a|b|c": CONFIG_CHOICE; CONFIG_INT and _BYTES: words for 0 */
     const char *help;     /* one or two sentences */
 } config_option;
 

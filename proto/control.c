@@ -41,6 +41,7 @@ static const wire_field LOAD_FIELDS[] = {
     W_I32(load_msg, sim_vocab_size, 0, INT32_MAX),
     W_I32(load_msg, sim_draft_tokens, 0, PGD_MAX_DRAFT_TOKENS),
     W_I32(load_msg, sim_draft_accept, 0, 100),
+    W_STRING(load_msg, sim_kv_layers),
 };
 
 static const wire_field LOAD_PROGRESS_FIELDS[] = {
@@ -51,9 +52,8 @@ static const wire_field LOAD_PROGRESS_FIELDS[] = {
 static const wire_field LOAD_DONE_FIELDS[] = {
     W_U64(load_done_msg, weight_bytes),
     W_U64(load_done_msg, memory_free_bytes),
-    W_U64(load_done_msg, kv_page_bytes),
-    W_I32(load_done_msg, n_kv_groups, 1, PGD_MAX_KV_GROUPS),
-    W_FIXED(load_done_msg, n_layers_per_group, WIRE_KIND_I32, 4, PGD_MAX_KV_GROUPS, 0, 4096),
+    W_INLINE_RECORDS(load_done_msg, kv_layers, n_kv_layers, &kv_layer_spec_record, 1),
+    W_I32(load_done_msg, max_encoder_tokens, 0, INT32_MAX),
     W_I32(load_done_msg, vocab_size, 1, INT32_MAX),
     W_FIXED(load_done_msg, model_fingerprint, WIRE_KIND_U8, 1, 32, 0, 255),
     W_U64(load_done_msg, load_us),
@@ -61,9 +61,8 @@ static const wire_field LOAD_DONE_FIELDS[] = {
 
 static const wire_field KV_CONFIG_FIELDS[] = {
     W_I32(kv_config_msg, n_blocks, 2, INT32_MAX),
-    W_I32(kv_config_msg, n_groups, 1, PGD_MAX_KV_GROUPS),
-    W_I32(kv_config_msg, block_size, 1, 1024),
     W_I32(kv_config_msg, max_model_len, 1, INT32_MAX),
+    W_EMBED(kv_config_msg, layout, &kv_layout_record),
 };
 
 static const wire_field KV_READY_FIELDS[] = {

@@ -11,7 +11,7 @@
 #ifndef PROTO_CONTROL_H
 #define PROTO_CONTROL_H
 
-#include "proto/wire.h"
+#include "proto/kv_layout.h"
 
 #define CONTROL_NONCE_BYTES 32
 #define CONTROL_PROOF_BYTES 32
@@ -46,8 +46,8 @@ typedef struct hello_msg {
 
 typedef struct load_msg {
     char model_path[CONTROL_PATH_BYTES];
-    int32_t kv_dtype; /* dtype of the KV cache: DTYPE_F32, F16, BF16 */
-    int32_t block_size;
+    int32_t kv_dtype;   /* dtype of the KV cache: DTYPE_F32, F16, BF16 */
+    int32_t block_size; /* tokens; groups may get a multiple of it in kv_config */
     int32_t max_model_len;
     int32_t max_num_seqs;
     int32_t max_num_batched_tokens;
@@ -57,8 +57,9 @@ typedef struct load_msg {
     uint32_t sim_step_us;  /* --device sim: delay per step */
     uint32_t sim_token_us; /* ... and per scheduled token */
     int32_t sim_vocab_size;
-    int32_t sim_draft_tokens; /* speculation: drafts per step, 0 = none */
-    int32_t sim_draft_accept; /* ... percent of them that are right */
+    int32_t sim_draft_tokens;               /* speculation: drafts per step, 0 = none */
+    int32_t sim_draft_accept;               /* ... percent of them that are right */
+    char sim_kv_layers[CONTROL_TEXT_BYTES]; /* its KV layers: worker/sim_layers.h */
 } load_msg;
 
 typedef struct load_progress_msg {
@@ -66,24 +67,22 @@ typedef struct load_progress_msg {
     uint64_t total_bytes;
 } load_progress_msg;
 
-/* KV needs, for the engine to compute the number of blocks. */
+/* KV needs, for the engine to group the layers and to compute the number of blocks. */
 typedef struct load_done_msg {
     uint64_t weight_bytes;
     uint64_t memory_free_bytes; /* after loading */
-    uint64_t kv_page_bytes;     /* one block of one layer, K and V; a block of the pool takes this
-                                 * times the largest of n_layers_per_group */
-    int32_t n_kv_groups;
-    int32_t n_layers_per_group[PGD_MAX_KV_GROUPS];
+    int32_t n_kv_layers;
+    kv_layer_spec kv_layers[PGD_MAX_KV_LAYERS];
+    int32_t max_encoder_tokens; /* of a request; 0 = the model has no encoder */
     int32_t vocab_size;
     uint8_t model_fingerprint[32];
     uint64_t load_us;
 } load_done_msg;
 
 typedef struct kv_config_msg {
-    int32_t n_blocks; /* null block included */
-    int32_t n_groups;
-    int32_t block_size;
+    int32_t n_blocks;      /* null block included */
     int32_t max_model_len; /* effective; at most that of load_msg */
+    kv_layout layout;
 } kv_config_msg;
 
 typedef struct kv_ready_msg {

@@ -190,13 +190,16 @@ static pgd_err check_new(const scheduler_output *out, const wire_limits *limits,
                             (unsigned long long)out->step_id, (unsigned long long)n->request_id,
                             n->n_tokens, n->n_prompt_tokens, n->n_computed_tokens,
                             n->n_scheduled_tokens);
-        for (int32_t g = 0; g < out->n_groups; g++)
-            if ((int64_t)n->blocks.n_blocks[g] * limits->block_size < n_context)
-                return pgd_fail(why, PGD_EPROTO,
-                                "step %llu: new request %llu: group %d: expected blocks for %lld "
-                                "tokens, got %d blocks of %d",
-                                (unsigned long long)out->step_id, (unsigned long long)n->request_id,
-                                g, (long long)n_context, n->blocks.n_blocks[g], limits->block_size);
+        for (int32_t g = 0; g < out->n_groups; g++) {
+            bool is_cross = (limits->cross_groups >> g & 1u) != 0;
+            if (!is_cross && (int64_t)n->blocks.n_blocks[g] * limits->block_sizes[g] < n_context)
+                return pgd_fail(
+                    why, PGD_EPROTO,
+                    "step %llu: new request %llu: group %d: expected blocks for %lld tokens, got "
+                    "%d blocks of %d",
+                    (unsigned long long)out->step_id, (unsigned long long)n->request_id, g,
+                    (long long)n_context, n->blocks.n_blocks[g], limits->block_sizes[g]);
+        }
         *total += n->n_scheduled_tokens;
     }
     return PGD_OK;

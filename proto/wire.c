@@ -46,20 +46,30 @@ const char *wire_type_name(wire_type type)
 pgd_err wire_limits_derive(wire_limits *l, pgd_why *why)
 {
     if (l->max_num_seqs < 1 || l->max_num_batched_tokens < 1 || l->max_model_len < 1 ||
-        l->vocab_size < 1 || l->n_blocks < 2 || l->block_size < 1 || l->n_groups < 1 ||
-        l->n_groups > PGD_MAX_KV_GROUPS || l->max_logprobs < 0 ||
+        l->vocab_size < 1 || l->n_blocks < 2 || l->n_groups < 1 ||
+        l->n_groups > PGD_MAX_KV_GROUPS || l->max_encoder_tokens < 0 || l->max_logprobs < 0 ||
         l->max_logprobs > PGD_MAX_LOGPROBS || l->max_num_seqs > (1 << 20) ||
         l->max_num_batched_tokens > WIRE_MAX_BATCHED_TOKENS)
         return pgd_fail(why, PGD_ERANGE,
                         "limits: expected positive sizes, got max_num_seqs=%d "
                         "max_num_batched_tokens=%d max_model_len=%d "
-                        "vocab_size=%d n_blocks=%d block_size=%d n_groups=%d max_logprobs=%d",
+                        "vocab_size=%d n_blocks=%d n_groups=%d max_encoder_tokens=%d "
+                        "max_logprobs=%d",
                         l->max_num_seqs, l->max_num_batched_tokens, l->max_model_len, l->vocab_size,
-                        l->n_blocks, l->block_size, l->n_groups, l->max_logprobs);
+                        l->n_blocks, l->n_groups, l->max_encoder_tokens, l->max_logprobs);
+    int32_t max_tokens = PGD_MAX(l->max_model_len, l->max_encoder_tokens);
+    l->max_blocks_per_request = 0;
+    for (int32_t g = 0; g < l->n_groups; g++) {
+        if (l->block_sizes[g] < 1)
+            return pgd_fail(why, PGD_ERANGE, "limits: expected a block size, got %d, at group %d",
+                            l->block_sizes[g], g);
+        /* One more than the length needs: a step may be scheduled one token ahead of the stop
+         * check. */
+        l->max_blocks_per_request =
+            PGD_MAX(l->max_blocks_per_request, (max_tokens - 1) / l->block_sizes[g] + 2);
+    }
     l->max_token_id = l->vocab_size - 1;
     l->max_block_id = l->n_blocks - 1;
-    /* One more than the length needs: a step may be scheduled one token ahead of the stop check. */
-    l->max_blocks_per_request = (l->max_model_len - 1) / l->block_size + 2;
     l->max_logprobs_per_token = l->max_logprobs + 1;
     l->max_result_logprobs = l->max_num_seqs * l->max_logprobs_per_token;
     l->max_prompt_logprobs = l->max_num_batched_tokens * l->max_logprobs_per_token;
@@ -386,9 +396,9 @@ static pgd_err read_string(reader *r, const wire_record *rec, const wire_field *
 
 static pgd_err read_record(reader *r, const wire_record *rec, uint8_t *msg);
 
-/* An array of records: space from the scratch buffer. A record takes at least 8 bytes on the wire,
- * which bounds the count by the frame before anything is taken. */
-static pgd_err read_records(reader *r, const wire_record *rec, const wire_field *f, uint8_t **elems,
+/* Space for an array of records, from the scratch buffer. A record takes at least 8 bytes on the
+ * wire, which bounds the count by the frame before anything is taken. */
+static pgd_err take_records(reader *r, const wire_record *rec, const wire_field *f, uint8_t **elems,
                             uint32_t n_elems)
 {
     size_t n_need;
@@ -402,10 +412,15 @@ static pgd_err read_records(reader *r, const wire_record *rec, const wire_field 
                         f->name, n_elems);
     *elems = r->scratch->data + r->scratch->used_bytes;
     r->scratch->used_bytes += n_need;
+    return PGD_OK;
+}
+
+static pgd_err read_records(reader *r, const wire_field *f, uint8_t *elems, uint32_t n_elems)
+{
     wire_plan plan;
     bool has_plan = r->limits != NULL && wire_plan_make(&plan, f->record, r->limits);
     for (uint32_t i = 0; i < n_elems; i++) {
-        uint8_t *msg = *elems + (size_t)i * f->record->struct_bytes;
+        uint8_t *msg = elems + (size_t)i * f->record->struct_bytes;
         if (!has_plan || !wire_plan_read(msg, &r->pos, &plan, r->data, r->n_bytes, r->n_groups))
             PGD_TRY(read_record(r, f->record, msg));
     }
@@ -445,10 +460,13 @@ static pgd_err read_section(reader *r, const wire_record *rec, const wire_field 
     if (!(f->flags & WIRE_FLAG_OPTIONAL))
         set_count(count_at, f->count_bytes, n_elems);
     const uint8_t *elems = NULL;
-    if (f->elem == WIRE_KIND_RECORD) {
+    if (f->elem == WIRE_KIND_RECORD && f->kind == WIRE_KIND_INLINE) {
+        return read_records(r, f, at, n_elems);
+    } else if (f->elem == WIRE_KIND_RECORD) {
         uint8_t *made = NULL;
         if (n_elems > 0)
-            PGD_TRY(read_records(r, rec, f, &made, n_elems));
+            PGD_TRY(take_records(r, rec, f, &made, n_elems));
+        PGD_TRY(read_records(r, f, made, n_elems));
         elems = made;
     } else {
         size_t stride = elem_stride(f);

@@ -15,7 +15,7 @@
 #include "common/err.h"
 
 #define WIRE_MAGIC        0x57444750u /* "PGDW" */
-#define WIRE_VERSION      2
+#define WIRE_VERSION      3
 #define WIRE_HEADER_BYTES 24
 #define WIRE_ALIGN        8
 /* So that entries of a step can be counted in 32 bits. */
@@ -54,14 +54,16 @@ typedef struct wire_limits {
     int32_t max_model_len;
     int32_t vocab_size;
     int32_t n_blocks; /* null block included */
-    int32_t block_size;
     int32_t n_groups;
+    int32_t block_sizes[PGD_MAX_KV_GROUPS]; /* tokens per block, [n_groups] */
+    uint32_t cross_groups;                  /* bit g: the table of group g covers encoder tokens */
+    int32_t max_encoder_tokens;             /* of a request; 0 = no encoder */
     int32_t max_logprobs;
     /* derived by wire_limits_derive */
     int32_t max_token_id;
     int32_t max_block_id;
-    int32_t max_blocks_per_request;
-    int32_t max_result_logprobs; /* entries of a whole step */
+    int32_t max_blocks_per_request; /* in the group that needs most */
+    int32_t max_result_logprobs;    /* entries of a whole step */
     int32_t max_logprobs_per_token;
     int32_t max_prompt_logprobs; /* entries of a whole step */
 } wire_limits;
@@ -151,6 +153,16 @@ struct wire_record {
         .name = #m, .kind = WIRE_KIND_STRING, .offset = (uint32_t)offsetof(T, m), \
         .n = (uint32_t)W_SIZE(T, m)                                               \
     }
+/* Elements inside the struct, at most as many as the member has places. */
+#define W_INLINE(T, m, n_member, k, rec, least)                                               \
+    {                                                                                         \
+        .name = #m, .kind = WIRE_KIND_INLINE, .elem = (k), .record = (rec), .count_bytes = 4, \
+        .offset = (uint32_t)offsetof(T, m), .count_offset = W_OFF(T, n_member, 4),            \
+        .min_n = (least), .max_n = (uint32_t)PGD_ARRAY_LEN(((T *)0)->m)                       \
+    }
+#define W_INLINE_RECORDS(T, m, n_member, rec, least) \
+    W_INLINE(T, m, n_member, WIRE_KIND_RECORD, rec, least)
+#define W_INLINE_U64(T, m, n_member, least) W_INLINE(T, m, n_member, WIRE_KIND_U64, NULL, least)
 #define W_EMBED(T, m, rec)                                                                        \
     {                                                                                             \
         .name = #m, .kind = WIRE_KIND_RECORD, .offset = (uint32_t)offsetof(T, m), .record = (rec) \

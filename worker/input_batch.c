@@ -19,7 +19,11 @@ pgd_err input_batch_create(input_batch **out, int32_t max_rows, int32_t max_seqs
     b->max_seqs = max_seqs;
     b->ids = mem_calloc((size_t)max_rows, sizeof(*b->ids));
     b->positions = mem_calloc((size_t)max_rows, sizeof(*b->positions));
-    b->slots = mem_calloc((size_t)max_rows, sizeof(*b->slots));
+    bool has_slots = true;
+    for (int32_t g = 0; g < PGD_MAX_KV_GROUPS; g++) {
+        b->slots[g] = mem_calloc((size_t)max_rows, sizeof(*b->slots[g]));
+        has_slots &= b->slots[g] != NULL;
+    }
     b->query_start = mem_calloc((size_t)max_seqs + 1, sizeof(*b->query_start));
     b->n_context = mem_calloc((size_t)max_seqs, sizeof(*b->n_context));
     b->seq_row = mem_calloc((size_t)max_seqs, sizeof(*b->seq_row));
@@ -27,7 +31,7 @@ pgd_err input_batch_create(input_batch **out, int32_t max_rows, int32_t max_seqs
     b->logit_seqs = mem_calloc((size_t)max_seqs, sizeof(*b->logit_seqs));
     b->prompt_rows = mem_calloc((size_t)max_rows, sizeof(*b->prompt_rows));
     b->prompt_seqs = mem_calloc((size_t)max_rows, sizeof(*b->prompt_seqs));
-    if (!b->ids || !b->positions || !b->slots || !b->query_start || !b->n_context || !b->seq_row ||
+    if (!b->ids || !b->positions || !has_slots || !b->query_start || !b->n_context || !b->seq_row ||
         !b->logit_rows || !b->logit_seqs || !b->prompt_rows || !b->prompt_seqs) {
         input_batch_destroy(b);
         return PGD_ENOMEM;
@@ -42,7 +46,8 @@ void input_batch_destroy(input_batch *b)
         return;
     mem_free(b->ids);
     mem_free(b->positions);
-    mem_free(b->slots);
+    for (int32_t g = 0; g < PGD_MAX_KV_GROUPS; g++)
+        mem_free(b->slots[g]);
     mem_free(b->query_start);
     mem_free(b->n_context);
     mem_free(b->seq_row);
@@ -63,7 +68,7 @@ void input_batch_reset(input_batch *b)
 }
 
 static pgd_err check(const input_batch *b, const request_row *r, int32_t row, int32_t n_computed,
-                     int32_t n_scheduled, const block_table *table, pgd_why *why)
+                     int32_t n_scheduled, const kv_tables *tables, pgd_why *why)
 {
     uint64_t id = r->request_id;
     if (b->n_seqs == b->max_seqs || n_scheduled > b->max_rows - b->n_rows)
@@ -83,23 +88,23 @@ static pgd_err check(const input_batch *b, const request_row *r, int32_t row, in
                         "expected at most %" PRId32 " computed tokens, got %" PRId32
                         ", at request %" PRIu64,
                         r->n_computed_tokens, n_computed, id);
-    if (block_table_n_positions(table, row) < n_computed + n_scheduled)
-        return pgd_fail(why, PGD_EPROTO,
-                        "expected blocks for %" PRId32 " positions, got blocks for %" PRId32
-                        ", at request %" PRIu64,
-                        n_computed + n_scheduled, block_table_n_positions(table, row), id);
-    return PGD_OK;
+    pgd_why fault;
+    pgd_err err = kv_tables_check(tables, row, n_computed, n_computed + n_scheduled, &fault);
+    return err == PGD_OK ? PGD_OK : pgd_fail(why, err, "%s, at request %" PRIu64, fault.text, id);
 }
 
 pgd_err input_batch_add(input_batch *b, const request_row *r, int32_t row, int32_t n_computed,
-                        int32_t n_scheduled, const block_table *table, pgd_why *why)
+                        int32_t n_scheduled, const kv_tables *tables, pgd_why *why)
 {
-    PGD_TRY(check(b, r, row, n_computed, n_scheduled, table, why));
+    PGD_TRY(check(b, r, row, n_computed, n_scheduled, tables, why));
     int32_t at = b->n_rows;
     memcpy(b->ids + at, r->tokens + n_computed, (size_t)n_scheduled * sizeof(token_id));
     for (int32_t i = 0; i < n_scheduled; i++)
         b->positions[at + i] = n_computed + i;
-    block_table_fill_slots(b->slots + at, table, row, n_computed, n_scheduled);
+    for (int32_t g = 0; g < tables->n_groups; g++)
+        if (tables->kinds[g] != ATTENTION_CROSS)
+            block_table_fill_slots(b->slots[g] + at, tables->groups[g], row, n_computed,
+                                   n_scheduled);
     b->n_rows = at + n_scheduled;
     b->n_context[b->n_seqs] = n_computed + n_scheduled;
     b->seq_row[b->n_seqs] = row;

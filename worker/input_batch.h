@@ -12,24 +12,24 @@
 #define WORKER_INPUT_BATCH_H
 
 #include "common/err.h"
-#include "worker/block_table.h"
+#include "worker/kv_tables.h"
 #include "worker/request_rows.h"
 
 typedef struct input_batch {
     int32_t n_rows; /* tokens */
     int32_t n_seqs; /* requests */
     int32_t n_logit_rows;
-    int32_t n_prompt_rows; /* rows whose next token, a prompt's, is to be scored */
-    token_id *ids;         /* [n_rows] */
-    int32_t *positions;    /* [n_rows] */
-    slot_id *slots;        /* [n_rows] */
-    int32_t *query_start;  /* [n_seqs + 1] */
-    int32_t *n_context;    /* [n_seqs] keys after this step: computed + scheduled */
-    int32_t *seq_row;      /* [n_seqs] row in the block table */
-    int32_t *logit_rows;   /* [n_logit_rows] index into the n_rows, ascending */
-    int32_t *logit_seqs;   /* [n_logit_rows] row in request_rows */
-    int32_t *prompt_rows;  /* [n_prompt_rows] index into the n_rows, ascending */
-    int32_t *prompt_seqs;  /* [n_prompt_rows] row in request_rows */
+    int32_t n_prompt_rows;             /* rows whose next token, a prompt's, is to be scored */
+    token_id *ids;                     /* [n_rows] */
+    int32_t *positions;                /* [n_rows] */
+    slot_id *slots[PGD_MAX_KV_GROUPS]; /* [n_rows] each, of the groups that tokens write to */
+    int32_t *query_start;              /* [n_seqs + 1] */
+    int32_t *n_context;                /* [n_seqs] keys after this step: computed + scheduled */
+    int32_t *seq_row;                  /* [n_seqs] row in the block table */
+    int32_t *logit_rows;               /* [n_logit_rows] index into the n_rows, ascending */
+    int32_t *logit_seqs;               /* [n_logit_rows] row in request_rows */
+    int32_t *prompt_rows;              /* [n_prompt_rows] index into the n_rows, ascending */
+    int32_t *prompt_seqs;              /* [n_prompt_rows] row in request_rows */
     int32_t max_rows;
     int32_t max_seqs;
 } input_batch;
@@ -38,12 +38,14 @@ PGD_MUST_USE pgd_err input_batch_create(input_batch **out, int32_t max_rows, int
 void input_batch_destroy(input_batch *b);
 void input_batch_reset(input_batch *b);
 
-/* Adds n_scheduled >= 1 tokens of a row from position n_computed on. The row samples when that
+/* Adds n_scheduled >= 1 tokens of a row from position n_computed on, with their slots in every group
+ * but those of cross attention, whose KV is the encoder's. The row samples when that
  * reaches its last known token; rows before the last token of a prompt that wants its logprobs
  * become prompt rows. PGD_EPROTO with a why: batch full, tokens beyond those known, KV
- * that was never computed, or too few blocks; the batch is then unchanged. */
+ * that was never computed, or blocks that do not hold what these tokens write and attend to; the
+ * batch is then unchanged. */
 PGD_MUST_USE pgd_err input_batch_add(input_batch *b, const request_row *r, int32_t row,
                                      int32_t n_computed, int32_t n_scheduled,
-                                     const block_table *table, pgd_why *why);
+                                     const kv_tables *tables, pgd_why *why);
 
 #endif

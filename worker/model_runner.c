@@ -34,7 +34,7 @@ typedef struct model_runner {
     sampler *sampler;
     prompt_scorer *scorer;
     kv_cache *kv;
-    block_table *table;
+    kv_tables tables;
     load_msg load;
     uint64_t n_steps;
 } model_runner;
@@ -138,6 +138,21 @@ static pgd_err create_state(model_runner *r, pgd_why *why)
     return PGD_OK;
 }
 
+static void fill_kv_layers(const model_runner *r, load_done_msg *done)
+{
+    const model_config *cfg = r->cfg;
+    kv_page_layout page = page_layout(r);
+    int32_t token_bytes = (int32_t)(kv_page_bytes(&page) / (size_t)page.block_size);
+    done->n_kv_layers = cfg->n_layers;
+    for (int32_t i = 0; i < cfg->n_layers; i++) {
+        attention_kind kind = (attention_kind)cfg->layer_attention[i];
+        int32_t window = kind == ATTENTION_SLIDING   ? cfg->sliding_window
+                         : kind == ATTENTION_CHUNKED ? cfg->attention_chunk
+                                                     : 0;
+        done->kv_layers[i] = (kv_layer_spec){kind, window, token_bytes};
+    }
+}
+
 static pgd_err load(step_runner *base, const load_msg *msg, load_done_msg *done,
                     step_runner_progress_fn progress, void *arg, pgd_why *why)
 {
@@ -154,15 +169,12 @@ static pgd_err load(step_runner *base, const load_msg *msg, load_done_msg *done,
     PGD_TRY(weights_load(&r->w, r->file, r->ops->matmul, r->pool, progress, arg, why));
     PGD_TRY(create_state(r, why));
 
-    kv_page_layout layout = page_layout(r);
     memory_info memory;
     memory_info_read(&memory);
     memset(done, 0, sizeof(*done));
     done->weight_bytes = r->w->n_bytes;
     done->memory_free_bytes = memory.free_bytes;
-    done->kv_page_bytes = kv_page_bytes(&layout);
-    done->n_kv_groups = 1;
-    done->n_layers_per_group[0] = r->cfg->n_layers;
+    fill_kv_layers(r, done);
     done->vocab_size = r->cfg->vocab_size;
     PGD_TRY(model_file_fingerprint(r->file, done->model_fingerprint));
     done->load_us = clock_now_us() - start_us;
@@ -178,20 +190,12 @@ static pgd_err init_kv(step_runner *base, const kv_config_msg *msg, kv_ready_msg
     if (!r->decoder || r->kv)
         return pgd_fail(why, PGD_EPROTO, "expected one KV configuration after loading, got %s",
                         r->kv ? "another one" : "it before");
-    if (msg->n_groups != 1 || msg->block_size != r->load.block_size || msg->n_blocks < 2)
-        return pgd_fail(why, PGD_EPROTO,
-                        "expected 1 KV group, block size %" PRId32
-                        " and 2 blocks or more, got %" PRId32 ", %" PRId32 " and %" PRId32,
-                        r->load.block_size, msg->n_groups, msg->block_size, msg->n_blocks);
-    kv_page_layout layout = page_layout(r);
-    PGD_TRY(kv_cache_create(&r->kv, &layout, r->cfg->n_layers, msg->n_blocks, why));
-    block_table_opts opts = {.n_rows = r->load.max_num_seqs,
-                             .max_blocks_per_row =
-                                 PGD_CEIL_DIV(r->load.max_model_len, r->load.block_size),
-                             .block_size = r->load.block_size,
-                             .n_blocks = msg->n_blocks,
-                             .first_block = 1};
-    PGD_TRY(block_table_create(&r->table, &opts));
+    kv_page_layout page = page_layout(r);
+    PGD_TRY(kv_cache_create(&r->kv, &page, &msg->layout, msg->n_blocks, why));
+    kv_tables_opts opts = {.n_rows = r->load.max_num_seqs,
+                           .max_tokens = r->load.max_model_len,
+                           .n_blocks = msg->n_blocks};
+    PGD_TRY(kv_tables_init(&r->tables, &msg->layout, &opts));
     ready->kv_bytes = kv_cache_bytes(r->kv);
     return PGD_OK;
 }
@@ -202,8 +206,9 @@ static pgd_err check_step(const model_runner *r, const scheduler_output *in, pgd
 {
     if (!r->kv)
         return pgd_fail(why, PGD_EPROTO, "expected a KV configuration before the first step");
-    if (in->n_groups != 1)
-        return pgd_fail(why, PGD_EPROTO, "expected 1 KV group, got %" PRId32, in->n_groups);
+    if (in->n_groups != r->tables.n_groups)
+        return pgd_fail(why, PGD_EPROTO, "expected %" PRId32 " KV groups, got %" PRId32,
+                        r->tables.n_groups, in->n_groups);
     if (in->n_transfers != 0 || in->n_encoder_inputs != 0 || in->grammar_bitmask_bytes != 0)
         return pgd_fail(why, PGD_EUNSUPPORTED,
                         "expected no transfers, encoder inputs or grammar masks, got %" PRId32
@@ -226,7 +231,7 @@ static pgd_err release_rows(model_runner *r, const scheduler_output *in, pgd_why
     for (int32_t i = 0; i < in->n_finished; i++) {
         int32_t row = request_rows_release(r->rows, in->finished_ids[i]);
         if (row >= 0)
-            block_table_reset_row(r->table, row);
+            kv_tables_reset_row(&r->tables, row);
     }
     for (int32_t i = 0; i < in->n_preempted; i++) {
         int32_t row = request_rows_release(r->rows, in->preempted_ids[i]);
@@ -235,7 +240,7 @@ static pgd_err release_rows(model_runner *r, const scheduler_output *in, pgd_why
                             "expected a known request, got %" PRIu64 ", at preempted_ids[%" PRId32
                             "]",
                             in->preempted_ids[i], i);
-        block_table_reset_row(r->table, row);
+        kv_tables_reset_row(&r->tables, row);
     }
     return PGD_OK;
 }
@@ -256,7 +261,7 @@ static pgd_err schedule(model_runner *r, int32_t row, int32_t n_computed, int32_
         sampler_add_error(r->sampler, req, REQUEST_ERROR_NAN_LOGITS);
         return PGD_OK;
     }
-    PGD_TRY(input_batch_add(r->batch, req, row, n_computed, n_scheduled, r->table, why));
+    PGD_TRY(input_batch_add(r->batch, req, row, n_computed, n_scheduled, &r->tables, why));
     req->n_computed_tokens = n_computed + n_scheduled;
     return PGD_OK;
 }
@@ -265,7 +270,7 @@ static pgd_err add_new(model_runner *r, const new_request_msg *msg, pgd_why *why
 {
     int32_t row;
     PGD_TRY(request_rows_add(r->rows, &row, msg, why));
-    PGD_TRY(block_table_replace(r->table, row, msg->blocks.ids[0], msg->blocks.n_blocks[0], why));
+    PGD_TRY(kv_tables_replace(&r->tables, row, &msg->blocks, why));
     return schedule(r, row, msg->n_computed_tokens, msg->n_scheduled_tokens, why);
 }
 
@@ -281,8 +286,7 @@ static pgd_err update_cached(model_runner *r, const cached_request_msg *msg, pgd
                         "expected no draft tokens and 0 scheduled tokens or more, got %" PRId32
                         " and %" PRId32 ", at request %" PRIu64,
                         msg->n_draft_tokens, msg->n_scheduled_tokens, msg->request_id);
-    PGD_TRY(block_table_append(r->table, row, msg->new_blocks.ids[0], msg->new_blocks.n_blocks[0],
-                               why));
+    PGD_TRY(kv_tables_append(&r->tables, row, &msg->new_blocks, why));
     return schedule(r, row, msg->n_computed_tokens, msg->n_scheduled_tokens, why);
 }
 
@@ -317,7 +321,7 @@ static pgd_err run_step(model_runner *r, const scheduler_output *in, step_result
     PGD_TRY(apply(r, in, why));
     uint64_t forward_us = clock_now_us();
     float *logits;
-    PGD_TRY(decoder_forward(r->decoder, &logits, r->batch, r->table, r->kv, &r->ctx,
+    PGD_TRY(decoder_forward(r->decoder, &logits, r->batch, &r->tables, r->kv, &r->ctx,
                             &r->base.progress));
     PGD_TRY(prompt_scorer_run(r->scorer, r->sampler, r->decoder, r->batch, r->rows, r->ops, &r->ctx,
                               &r->base.progress));
@@ -344,7 +348,7 @@ static pgd_err step(step_runner *base, const scheduler_output *in, step_result *
 static void destroy(step_runner *base)
 {
     model_runner *r = (model_runner *)base;
-    block_table_destroy(r->table);
+    kv_tables_deinit(&r->tables);
     kv_cache_destroy(r->kv);
     prompt_scorer_destroy(r->scorer);
     sampler_destroy(r->sampler);

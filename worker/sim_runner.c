@@ -11,8 +11,9 @@
  * others are written again later.
  *
  * All rows write before any row reads, as in the model: a request may hit a block that another one
- * fills in the same step. Every context position is checked in debug builds; otherwise one slot of
- * each block, a different one each step.
+ * fills in the same step. Every position that attention reads is checked in debug builds; otherwise
+ * one slot of each block, a different one each step. Groups share the pages, as layers do in the
+ * model: what a slot holds is mixed with the group, so that a block in two groups is noticed.
  */
 #include "worker/sim_runner.h"
 
@@ -27,6 +28,7 @@
 #include "common/hash.h"
 #include "common/hash_map.h"
 #include "common/mem.h"
+#include "worker/sim_layers.h"
 #include "worker/spec/draft_verify.h"
 
 #define DEFAULT_BLOCKS 4096
@@ -54,6 +56,7 @@ typedef struct sim_row {
     sampling_params params; /* stop_ids point to stop_ids */
     token_id *stop_ids;     /* [MAX_STOP_IDS] */
     int32_t n_blocks[PGD_MAX_KV_GROUPS];
+    int32_t n_null[PGD_MAX_KV_GROUPS];   /* leading null blocks */
     block_id *blocks[PGD_MAX_KV_GROUPS]; /* [max_blocks] */
 } sim_row;
 
@@ -62,10 +65,10 @@ typedef struct sim_runner {
     load_msg load;
     int32_t vocab_size;
     int32_t n_kv_blocks;
-    int32_t block_size;
-    int32_t n_groups;
+    kv_layout layout;
+    int32_t max_block_size;
     int32_t max_model_len;
-    int32_t max_blocks;
+    int32_t max_blocks;                         /* of a row in the group that needs most */
     token_id kill_token, nan_token, hang_token; /* -1 = none */
     sim_row *rows;                              /* [max_num_seqs] */
     int32_t *free_rows;                         /* stack */
@@ -73,7 +76,7 @@ typedef struct sim_runner {
     hash_map *by_id;
     int32_t *batch; /* rows of the step at hand, in order */
     int32_t n_batch;
-    uint64_t *slots; /* [n_groups][n_kv_blocks * block_size] */
+    uint64_t *slots; /* [n_kv_blocks, max_block_size] */
     request_result_msg *results;
     token_logprob *logprobs;
     prompt_result_msg *prompt_results;
@@ -148,27 +151,48 @@ static pgd_err release_rows(sim_runner *s, const uint64_t *ids, int32_t n_ids, c
     return PGD_OK;
 }
 
+static pgd_err append_block(sim_runner *s, sim_row *row, int32_t g, block_id id, pgd_why *why)
+{
+    const kv_group_layout *group = &s->layout.groups[g];
+    bool has_window = group->kind != ATTENTION_FULL;
+    bool is_null = has_window && id == 0 && row->n_null[g] == row->n_blocks[g];
+    if (!is_null && (id < 1 || id >= s->n_kv_blocks))
+        return pgd_fail(why, PGD_EPROTO,
+                        "sim: request %llu: expected a block id 1..%d, got %d, at entry %d of "
+                        "group %d",
+                        (unsigned long long)row->request_id, s->n_kv_blocks - 1, id,
+                        row->n_blocks[g], g);
+    row->n_null[g] += is_null;
+    row->blocks[g][row->n_blocks[g]++] = id;
+    return PGD_OK;
+}
+
+static int32_t first_position(const sim_runner *s, const sim_row *row, int32_t g)
+{
+    const kv_group_layout *group = &s->layout.groups[g];
+    return kv_layout_first_position(group->kind, group->window, row->n_computed_tokens);
+}
+
+/* The row's tables then hold what its scheduled tokens write and read. */
 static pgd_err append_blocks(sim_runner *s, sim_row *row, const block_ids_msg *add,
                              int32_t n_context, pgd_why *why)
 {
-    for (int32_t g = 0; g < s->n_groups; g++) {
+    for (int32_t g = 0; g < s->layout.n_groups; g++) {
+        int32_t block_size = s->layout.groups[g].block_size;
         if (row->n_blocks[g] + add->n_blocks[g] > s->max_blocks)
             return pgd_fail(why, PGD_EPROTO,
                             "sim: request %llu: expected at most %d blocks, got %d and %d more",
                             (unsigned long long)row->request_id, s->max_blocks, row->n_blocks[g],
                             add->n_blocks[g]);
-        for (int32_t i = 0; i < add->n_blocks[g]; i++) {
-            if (add->ids[g][i] < 0 || add->ids[g][i] >= s->n_kv_blocks)
-                return pgd_fail(
-                    why, PGD_EPROTO, "sim: request %llu: expected a block id 0..%d, got %d",
-                    (unsigned long long)row->request_id, s->n_kv_blocks - 1, add->ids[g][i]);
-            row->blocks[g][row->n_blocks[g]++] = add->ids[g][i];
-        }
-        if ((int64_t)row->n_blocks[g] * s->block_size < n_context)
+        for (int32_t i = 0; i < add->n_blocks[g]; i++)
+            PGD_TRY(append_block(s, row, g, add->ids[g][i], why));
+        if (!row->is_failed && ((int64_t)row->n_blocks[g] * block_size < n_context ||
+                                row->n_null[g] * block_size > first_position(s, row, g)))
             return pgd_fail(why, PGD_EPROTO,
-                            "sim: request %llu: expected blocks for %d tokens, got %d blocks of %d",
-                            (unsigned long long)row->request_id, n_context, row->n_blocks[g],
-                            s->block_size);
+                            "sim: request %llu: expected blocks for positions %d to %d in group "
+                            "%d, got %d blocks of %d, %d of them null",
+                            (unsigned long long)row->request_id, first_position(s, row, g),
+                            n_context - 1, g, row->n_blocks[g], block_size, row->n_null[g]);
     }
     return PGD_OK;
 }
@@ -216,6 +240,7 @@ static pgd_err add_new(sim_runner *s, const new_request_msg *n, pgd_why *why)
         memcpy(row->stop_ids, n->params.stop_ids,
                (size_t)n->params.n_stop_ids * sizeof *row->stop_ids);
     memset(row->n_blocks, 0, sizeof row->n_blocks);
+    memset(row->n_null, 0, sizeof row->n_null);
     add_to_batch(s, row);
     return append_blocks(s, row, &n->blocks, n->n_computed_tokens + n->n_scheduled_tokens, why);
 }
@@ -284,51 +309,35 @@ static pgd_err update_cached(sim_runner *s, const cached_request_msg *c, pgd_why
 
 static uint64_t *slot_at(sim_runner *s, const sim_row *row, int32_t g, int32_t pos)
 {
-    size_t block = (size_t)row->blocks[g][pos / s->block_size];
-    return &s->slots[((size_t)g * (size_t)s->n_kv_blocks + block) * (size_t)s->block_size +
-                     (size_t)(pos % s->block_size)];
+    int32_t block_size = s->layout.groups[g].block_size;
+    size_t block = (size_t)row->blocks[g][pos / block_size];
+    return &s->slots[block * (size_t)s->max_block_size + (size_t)(pos % block_size)];
 }
 
-static pgd_err write_kv(sim_runner *s, const sim_row *row, pgd_why *why)
+static void write_kv(sim_runner *s, const sim_row *row)
 {
-    if (row->is_failed)
-        return PGD_OK;
     int32_t end = row->n_computed_tokens + row->n_scheduled_tokens;
-    for (int32_t g = 0; g < s->n_groups; g++) {
-        for (int32_t p = row->n_computed_tokens; p < end; p++) {
-            if (row->blocks[g][p / s->block_size] == 0)
-                return pgd_fail(why, PGD_EPROTO,
-                                "sim: request %llu: position %d would be written to the null block",
-                                (unsigned long long)row->request_id, p);
-            *slot_at(s, row, g, p) = row->hashes[p];
-        }
-    }
-    return PGD_OK;
+    for (int32_t g = 0; g < s->layout.n_groups && !row->is_failed; g++)
+        for (int32_t p = row->n_computed_tokens; p < end; p++)
+            *slot_at(s, row, g, p) = mix(row->hashes[p], (uint64_t)g);
 }
 
 static pgd_err check_kv(sim_runner *s, const sim_row *row, uint64_t step_id, pgd_why *why)
 {
-    if (row->is_failed)
-        return PGD_OK;
     int32_t end = row->n_computed_tokens + row->n_scheduled_tokens;
-#if PGD_DEBUG
-    int32_t stride = 1;
-    int32_t first = 0;
-    (void)step_id;
-#else
-    int32_t stride = s->block_size;
-    int32_t first = (int32_t)(step_id % (uint64_t)s->block_size);
-#endif
-    for (int32_t g = 0; g < s->n_groups; g++) {
-        for (int32_t p = first; p < end; p += stride) {
+    for (int32_t g = 0; g < s->layout.n_groups && !row->is_failed; g++) {
+        int32_t block_size = s->layout.groups[g].block_size;
+        int32_t stride = PGD_DEBUG ? 1 : block_size;
+        int32_t offset = PGD_DEBUG ? 0 : (int32_t)(step_id % (uint64_t)block_size);
+        for (int32_t p = first_position(s, row, g) + offset; p < end; p += stride) {
             uint64_t got = *slot_at(s, row, g, p);
-            if (got != row->hashes[p])
+            if (got != mix(row->hashes[p], (uint64_t)g))
                 return pgd_fail(why, PGD_EPROTO,
                                 "sim: step %llu, request %llu: block %d (group %d) holds %s at "
                                 "position %d of %d computed and "
                                 "%d scheduled tokens",
                                 (unsigned long long)step_id, (unsigned long long)row->request_id,
-                                row->blocks[g][p / s->block_size], g,
+                                row->blocks[g][p / block_size], g,
                                 got == 0 ? "nothing" : "other tokens", p, row->n_computed_tokens,
                                 row->n_scheduled_tokens);
         }
@@ -338,12 +347,9 @@ static pgd_err check_kv(sim_runner *s, const sim_row *row, uint64_t step_id, pgd
 
 static void zero_blocks(sim_runner *s, const scheduler_output *in)
 {
-    size_t block_bytes = (size_t)s->block_size * sizeof *s->slots;
+    size_t n_slots = (size_t)s->max_block_size;
     for (int32_t i = 0; i < in->n_blocks_to_zero; i++)
-        for (int32_t g = 0; g < s->n_groups; g++)
-            memset(&s->slots[((size_t)g * (size_t)s->n_kv_blocks + (size_t)in->blocks_to_zero[i]) *
-                             (size_t)s->block_size],
-                   0, block_bytes);
+        memset(&s->slots[(size_t)in->blocks_to_zero[i] * n_slots], 0, n_slots * sizeof *s->slots);
 }
 
 /* --- a step ----------------------------------------------------------------------------------- */
@@ -444,9 +450,9 @@ static int32_t choose_n_drafts(const sim_runner *s, const sim_row *row, uint64_t
  * is new has none yet. */
 static void leave_traces(sim_runner *s, const sim_row *row)
 {
-    for (int32_t g = 0; g < s->n_groups; g++) {
-        int32_t end =
-            PGD_MIN(row->n_tokens - 1 + s->load.sim_draft_tokens, row->n_blocks[g] * s->block_size);
+    for (int32_t g = 0; g < s->layout.n_groups; g++) {
+        int32_t end = PGD_MIN(row->n_tokens - 1 + s->load.sim_draft_tokens,
+                              row->n_blocks[g] * s->layout.groups[g].block_size);
         for (int32_t p = row->n_tokens - 1; p < PGD_MIN(end, s->max_model_len); p++)
             *slot_at(s, row, g, p) = DRAFT_TRACE;
     }
@@ -522,7 +528,7 @@ static pgd_err sim_step(step_runner *base, const scheduler_output *in, step_resu
         PGD_TRY(update_cached(s, &in->cached_requests[i], why));
     zero_blocks(s, in);
     for (int32_t i = 0; i < s->n_batch; i++)
-        PGD_TRY(write_kv(s, &s->rows[s->batch[i]], why));
+        write_kv(s, &s->rows[s->batch[i]]);
     for (int32_t i = 0; i < s->n_batch; i++)
         PGD_TRY(check_kv(s, &s->rows[s->batch[i]], in->step_id, why));
     if (s->n_batch > 0)
@@ -554,12 +560,11 @@ static pgd_err sim_load(step_runner *base, const load_msg *msg, load_done_msg *d
                         msg->sim_vocab_size);
     s->load = *msg; /* the drafts' limits were checked when it was decoded */
     s->vocab_size = msg->sim_vocab_size;
-    *done = (load_done_msg){.kv_page_bytes = (uint64_t)msg->block_size * 4096,
-                            .n_kv_groups = 1,
-                            .n_layers_per_group = {1},
-                            .vocab_size = msg->sim_vocab_size};
-    /* A quarter of it makes DEFAULT_BLOCKS. */
-    done->memory_free_bytes = 4 * DEFAULT_BLOCKS * done->kv_page_bytes;
+    *done = (load_done_msg){.vocab_size = msg->sim_vocab_size};
+    PGD_TRY(sim_layers_parse(done->kv_layers, &done->n_kv_layers, msg->sim_kv_layers, why));
+    /* A quarter of it makes DEFAULT_BLOCKS of one layer. */
+    done->memory_free_bytes =
+        4ull * DEFAULT_BLOCKS * (uint64_t)msg->block_size * SIM_LAYERS_TOKEN_BYTES;
     progress(arg, 1, 1);
     return PGD_OK;
 }
@@ -579,8 +584,7 @@ static pgd_err alloc_rows(sim_runner *s, pgd_why *why)
     s->prompt_logprobs =
         mem_calloc((size_t)s->load.max_num_batched_tokens * (size_t)(s->load.max_logprobs + 1),
                    sizeof *s->prompt_logprobs);
-    s->slots = mem_calloc((size_t)s->n_groups * (size_t)s->n_kv_blocks,
-                          (size_t)s->block_size * sizeof *s->slots);
+    s->slots = mem_calloc((size_t)s->n_kv_blocks, (size_t)s->max_block_size * sizeof *s->slots);
     bool ok = s->rows != NULL && s->free_rows != NULL && s->batch != NULL && s->results != NULL &&
               s->logprobs != NULL && s->prompt_results != NULL && s->prompt_logprobs != NULL &&
               s->slots != NULL && hash_map_create(&s->by_id, (size_t)n_rows) == PGD_OK;
@@ -591,7 +595,7 @@ static pgd_err alloc_rows(sim_runner *s, pgd_why *why)
         row->hashes = mem_calloc(n_tokens, sizeof *row->hashes);
         row->stop_ids = mem_calloc(MAX_STOP_IDS, sizeof *row->stop_ids);
         ok = row->tokens != NULL && row->hashes != NULL && row->stop_ids != NULL;
-        for (int32_t g = 0; ok && g < s->n_groups; g++) {
+        for (int32_t g = 0; ok && g < s->layout.n_groups; g++) {
             row->blocks[g] = mem_calloc((size_t)s->max_blocks, sizeof *row->blocks[g]);
             ok = row->blocks[g] != NULL;
         }
@@ -606,11 +610,15 @@ static pgd_err sim_init_kv(step_runner *base, const kv_config_msg *msg, kv_ready
 {
     sim_runner *s = (sim_runner *)(void *)base;
     s->n_kv_blocks = msg->n_blocks;
-    s->block_size = msg->block_size;
-    s->n_groups = msg->n_groups;
+    s->layout = msg->layout;
     s->max_model_len = msg->max_model_len;
-    s->max_blocks = (s->max_model_len - 1) / s->block_size + 2;
-    ready->kv_bytes = (uint64_t)msg->n_blocks * (uint64_t)msg->block_size * 4096;
+    int32_t min_block_size = msg->layout.groups[0].block_size;
+    for (int32_t g = 0; g < msg->layout.n_groups; g++) {
+        s->max_block_size = PGD_MAX(s->max_block_size, msg->layout.groups[g].block_size);
+        min_block_size = PGD_MIN(min_block_size, msg->layout.groups[g].block_size);
+    }
+    s->max_blocks = (s->max_model_len - 1) / min_block_size + 2;
+    ready->kv_bytes = (uint64_t)msg->n_blocks * kv_layout_block_bytes(&msg->layout);
     return alloc_rows(s, why);
 }
 

@@ -6,7 +6,7 @@
  * change it. stop_ids are avoided before min_tokens; the other sampling parameters have no effect.
  * The KV cache is real: each slot holds the hash of the prefix that ends there, written and read
  * through the block table, so that a wrong table, a block reused too early or a false prefix hit
- * ends the worker with a message. Faults for tests, from the environment:
+ * ends the worker with a message; sim_layers.h tells how layers with windows are given. Faults for tests, from the environment:
  * PAGED_SIM_FAULTS="kill:T,nan:T,hang:T": a step in which a scheduled token has the id T aborts the
  * process, answers with REQUEST_ERROR_NAN_LOGITS for that request, or never ends.
  * With sim_draft_tokens it speculates: it keeps drafts of its own, of which sim_draft_accept percent

@@ -107,21 +107,19 @@ static pgd_err do_load(worker_state *s, const engine_frame *f, pgd_why *why)
 
 static pgd_err size_limits(worker_state *s, pgd_why *why)
 {
-    if (s->kv.n_groups != s->done.n_kv_groups || s->kv.block_size != s->load.block_size ||
-        s->kv.max_model_len > s->load.max_model_len)
-        return pgd_fail(
-            why, PGD_EPROTO,
-            "kv_config: expected %d groups, block_size %d, max_model_len <= %d, got %d, %d, %d",
-            s->done.n_kv_groups, s->load.block_size, s->load.max_model_len, s->kv.n_groups,
-            s->kv.block_size, s->kv.max_model_len);
+    const kv_layout *layout = &s->kv.layout;
+    if (s->kv.max_model_len > s->load.max_model_len)
+        return pgd_fail(why, PGD_EPROTO, "kv_config: expected max_model_len of at most %d, got %d",
+                        s->load.max_model_len, s->kv.max_model_len);
+    PGD_TRY(kv_layout_check(layout, s->done.kv_layers, s->done.n_kv_layers, s->kv.n_blocks, why));
     s->limits = (wire_limits){.max_num_seqs = s->load.max_num_seqs,
                               .max_num_batched_tokens = s->load.max_num_batched_tokens,
                               .max_model_len = s->kv.max_model_len,
                               .vocab_size = s->done.vocab_size,
                               .n_blocks = s->kv.n_blocks,
-                              .block_size = s->kv.block_size,
-                              .n_groups = s->kv.n_groups,
+                              .max_encoder_tokens = s->done.max_encoder_tokens,
                               .max_logprobs = s->load.max_logprobs};
+    kv_layout_fill_limits(&s->limits, layout);
     PGD_TRY(wire_limits_derive(&s->limits, why));
     s->scratch.cap_bytes = scheduler_output_scratch_bytes(&s->limits);
     s->scratch.data = mem_alloc(s->scratch.cap_bytes);

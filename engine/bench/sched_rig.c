@@ -93,8 +93,9 @@ static pgd_err make_limits(sched_rig *g)
                               .max_model_len = MAX_LEN,
                               .vocab_size = N_VOCAB,
                               .n_blocks = g->opts.n_blocks,
-                              .block_size = BLOCK,
                               .n_groups = g->opts.n_groups};
+    for (int32_t i = 0; i < g->opts.n_groups; i++)
+        g->limits.block_sizes[i] = BLOCK;
     PGD_TRY(wire_limits_derive(&g->limits, NULL));
     g->step_scratch.cap_bytes = scheduler_output_scratch_bytes(&g->limits);
     g->step_scratch.data = mem_alloc(g->step_scratch.cap_bytes);

@@ -32,11 +32,12 @@
 #include "common/mem.h"
 #include "common/ring.h"
 #include "common/thread.h"
+#include "engine/core/core_scheduler.h"
 #include "engine/core/poison.h"
 #include "engine/core/stats.h"
 #include "engine/core/worker_life.h"
 
-#define DEPTH           2
+#define DEPTH           CORE_STEPS_IN_FLIGHT
 #define STATE_RESERVE   4
 #define RESET_RESERVE   1
 #define BLOCKED_MS      2 /* how often a full event ring is looked at again */
@@ -195,8 +196,9 @@ static void publish(core_loop *c)
     s.worker_pid = (uint64_t)worker_life_get_pid(c->life);
     if (s.worker_pid == 0 && worker_life_get_state(c->life) == WORKER_LIFE_READY)
         s.worker_pid = f->pid; /* an attached one, as it says itself */
-    s.n_kv_blocks = f->n_blocks > 0 ? f->n_blocks - 1 : 0;
+    s.n_kv_blocks = f->kv.n_blocks > 0 ? f->kv.n_blocks - 1 : 0;
     s.max_model_len = f->max_model_len;
+    s.max_pool_len = f->kv.max_len;
     s.n_queued_commands = (int32_t)ring_n_used(c->commands);
     s.kv_bytes = f->kv_bytes;
     s.load_us = f->load_us;
@@ -319,36 +321,12 @@ static request *find_request(void *arg, uint64_t id)
 
 static pgd_err make_scheduler(core_loop *c, const worker_facts *facts, pgd_why *why)
 {
-    const config *cfg = c->opts.cfg;
-    int32_t n_drafts = strcmp(c->sizes.device, "sim") == 0 ? (int32_t)cfg->sim_draft_tokens : 0;
-    scheduler_opts o = {.max_num_seqs = c->sizes.max_num_seqs,
-                        .max_num_batched_tokens = c->sizes.max_num_batched_tokens,
-                        .long_prefill_token_threshold = (int32_t)cfg->long_prefill_token_threshold,
-                        .max_model_len = c->sizes.max_model_len,
-                        .max_queued_requests = c->sizes.max_held,
-                        .policy = cfg->scheduling_policy == CONFIG_POLICY_PRIORITY
-                                      ? SCHEDULER_PRIORITY
-                                      : SCHEDULER_FCFS,
-                        .enable_chunked_prefill = true,
-                        .enable_prefix_caching = cfg->enable_prefix_caching,
-                        .async = true,
-                        .num_speculative_tokens = n_drafts,
-                        .num_lookahead_tokens = n_drafts,
-                        .max_steps_in_flight = DEPTH,
-                        .watermark = cfg->kv_watermark,
-                        .n_blocks = facts->n_blocks,
-                        .block_size = c->sizes.block_size,
-                        .n_groups = facts->n_groups,
-                        .hash_seed = c->opts.hash_seed,
-                        .on_token = on_token,
-                        .on_finished = on_finished,
-                        .on_release = on_release,
-                        .arg = c};
-    pgd_err err = scheduler_create(&c->sched, &o);
-    if (err != PGD_OK)
-        return pgd_fail(why, err, "cannot make the scheduler for %d blocks and %d requests: %s",
-                        facts->n_blocks, c->sizes.max_num_seqs, pgd_err_text(err));
-    return PGD_OK;
+    scheduler_opts base = {.hash_seed = c->opts.hash_seed,
+                           .on_token = on_token,
+                           .on_finished = on_finished,
+                           .on_release = on_release,
+                           .arg = c};
+    return core_scheduler_create(&c->sched, &base, c->opts.cfg, &c->sizes, &facts->kv, why);
 }
 
 static pgd_err on_ready(void *arg, const worker_facts *facts, pgd_why *why)

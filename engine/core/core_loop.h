@@ -75,6 +75,8 @@ typedef struct core_stats {
     uint64_t worker_pid;
     int32_t n_kv_blocks;   /* null block not counted; 0 before the first start */
     int32_t max_model_len; /* effective */
+    int32_t max_pool_len;  /* of a request that the KV pool can hold alone, at most max_model_len; 0
+                              before the first start */
     int32_t n_queued_commands;
     uint64_t kv_bytes;
     uint64_t load_us, spawn_us;

@@ -1,5 +1,5 @@
-/* Defaults of architecture.md section 8. The KV pool of a CPU worker is the smaller of a quarter of
- * the free memory and what max_num_seqs requests of full length could use. */
+/* Defaults by device. The KV pool of a CPU worker is the smaller of a quarter of the free memory and
+ * what max_num_seqs requests of full length could use. */
 #include "engine/core/core_sizes.h"
 
 #include <stdio.h>
@@ -49,34 +49,32 @@ pgd_err core_sizes_init(core_sizes *out, const config *cfg, const model_config *
         log_warn("core", "max_model_len=%d is more than the %d positions the model was made for",
                  out->max_model_len, model_len);
     out->max_held = (int32_t)PGD_MIN(cfg->max_queued_requests, 1 << 20);
+    out->n_draft_tokens = is_cpu ? 0 : (int32_t)cfg->sim_draft_tokens;
+    int64_t n_per_step = out->max_num_batched_tokens;
+    if (cfg->long_prefill_token_threshold > 0)
+        n_per_step = PGD_MIN(n_per_step, cfg->long_prefill_token_threshold);
+    out->max_unfinished_tokens = (int32_t)PGD_MIN(
+        n_per_step * CORE_STEPS_IN_FLIGHT + out->n_draft_tokens, (int64_t)out->max_model_len);
     return PGD_OK;
 }
 
-static int32_t max_layers(const load_done_msg *done)
+static kv_groups_load load_of(const core_sizes *sizes)
 {
-    int32_t n = 1;
-    for (int32_t g = 0; g < done->n_kv_groups; g++)
-        n = PGD_MAX(n, done->n_layers_per_group[g]);
-    return n;
+    return (kv_groups_load){sizes->max_unfinished_tokens, sizes->max_model_len};
 }
 
-pgd_err core_sizes_fit_kv(int32_t *n_blocks, core_sizes *sizes, const config *cfg,
-                          const load_done_msg *done, pgd_why *why)
+static pgd_err choose_n_blocks(core_kv *kv, const core_sizes *sizes, const config *cfg,
+                               const load_done_msg *done, pgd_why *why)
 {
-    uint64_t block_bytes;
-    if (done->kv_page_bytes == 0 ||
-        __builtin_mul_overflow(done->kv_page_bytes, (uint64_t)max_layers(done), &block_bytes))
-        return pgd_fail(why, PGD_EPROTO, "load_done: expected a KV page size, got %llu bytes",
-                        (unsigned long long)done->kv_page_bytes);
-    uint64_t n_full = (uint64_t)PGD_CEIL_DIV(sizes->max_model_len, sizes->block_size) *
-                      (uint64_t)sizes->max_num_seqs;
-    uint64_t n;
+    uint64_t block_bytes = kv_layout_block_bytes(&kv->groups.layout);
+    kv_groups_load load = load_of(sizes);
+    uint64_t n_each = (uint64_t)kv_groups_n_blocks_for(&kv->groups, sizes->max_model_len, &load);
+    uint64_t n = PGD_MIN(done->memory_free_bytes / 4 / block_bytes,
+                         n_each * (uint64_t)sizes->max_num_seqs + 1);
     if (cfg->num_kv_blocks > 0)
         n = (uint64_t)cfg->num_kv_blocks;
     else if (cfg->kv_cache_memory > 0)
         n = (uint64_t)cfg->kv_cache_memory / block_bytes;
-    else
-        n = PGD_MIN(done->memory_free_bytes / 4 / block_bytes, n_full + 1);
     if (n < 2)
         return cfg->kv_cache_memory > 0
                    ? pgd_fail(why, PGD_ERANGE,
@@ -89,24 +87,64 @@ pgd_err core_sizes_fit_kv(int32_t *n_blocks, core_sizes *sizes, const config *cf
                               "block_size",
                               (unsigned long long)block_bytes, (unsigned long long)n,
                               (unsigned long long)(done->memory_free_bytes >> 20));
-    n = PGD_MIN(n, (uint64_t)INT32_MAX / (uint64_t)sizes->block_size);
-    *n_blocks = (int32_t)n;
-    int64_t n_pool_tokens = (int64_t)(*n_blocks - 1) * sizes->block_size;
-    if (sizes->max_model_len > n_pool_tokens && sizes->is_len_given) {
+    for (int32_t g = 0; g < kv->groups.layout.n_groups; g++)
+        n = PGD_MIN(n, (uint64_t)INT32_MAX / (uint64_t)kv->groups.layout.groups[g].block_size);
+    kv->n_blocks = (int32_t)n;
+    return PGD_OK;
+}
+
+/* GR6: the model's length is lowered to the pool, a given one kept with a warning. */
+static pgd_err fit_len(core_kv *kv, core_sizes *sizes, pgd_why *why)
+{
+    kv_groups_load load = load_of(sizes);
+    kv->max_len = kv_groups_max_len(&kv->groups, kv->n_blocks, &load);
+    if (kv->max_len < 2)
+        return pgd_fail(why, PGD_ENOMEM,
+                        "KV cache: expected room for 2 tokens, got %d blocks for %d groups of "
+                        "layers: raise kv_cache_memory or num_kv_blocks",
+                        kv->n_blocks - 1, kv->groups.layout.n_groups);
+    if (kv->max_len < sizes->max_model_len && sizes->is_len_given) {
         log_warn("core",
-                 "max_model_len=%d is more than the %lld tokens the KV cache holds: longer "
+                 "max_model_len=%d is more than the %d tokens the KV cache holds: longer "
                  "requests are refused",
-                 sizes->max_model_len, (long long)n_pool_tokens);
-    } else if (sizes->max_model_len > n_pool_tokens) {
-        log_info("core", "max_model_len=%lld, lowered from %d to what the KV cache holds",
-                 (long long)n_pool_tokens, sizes->max_model_len);
-        sizes->max_model_len = (int32_t)n_pool_tokens;
+                 sizes->max_model_len, kv->max_len);
+    } else if (kv->max_len < sizes->max_model_len) {
+        log_info("core", "max_model_len=%d, lowered from %d to what the KV cache holds",
+                 kv->max_len, sizes->max_model_len);
+        sizes->max_model_len = kv->max_len;
     }
-    if (sizes->max_model_len < 2)
-        return pgd_fail(why, PGD_ENOMEM, "KV cache: expected room for 2 tokens, got %lld",
-                        (long long)n_pool_tokens);
+    return PGD_OK;
+}
+
+static void log_kv(const core_kv *kv, const core_sizes *sizes)
+{
+    const kv_layout *layout = &kv->groups.layout;
+    kv_groups_load load = load_of(sizes);
+    for (int32_t i = 0; i < layout->n_groups; i++) {
+        const kv_group_layout *g = &layout->groups[i];
+        log_info("core", "kv group=%d kind=\"%s\" window=%d block_size=%d layers=%d", i,
+                 attention_kind_name((attention_kind)g->kind), g->window, g->block_size,
+                 kv->groups.n_layers_of[i]);
+    }
+    if (kv->groups.n_padding > 0)
+        log_info("core",
+                 "kv padding=%.1f%% of the KV memory: layers do not divide into equal groups",
+                 100.0 * kv->groups.n_padding / (layout->n_groups * layout->n_slots));
     log_info("core", "kv blocks=%d block_size=%d bytes=%llu full_length_requests=%.1f of %d tokens",
-             *n_blocks - 1, sizes->block_size, (unsigned long long)(n * block_bytes),
-             (double)n_pool_tokens / sizes->max_model_len, sizes->max_model_len);
+             kv->n_blocks - 1, sizes->block_size,
+             (unsigned long long)((uint64_t)kv->n_blocks * kv_layout_block_bytes(layout)),
+             kv_groups_concurrency(&kv->groups, kv->n_blocks, &load), sizes->max_model_len);
+}
+
+pgd_err core_sizes_fit_kv(core_kv *out, core_sizes *sizes, const config *cfg,
+                          const load_done_msg *done, pgd_why *why)
+{
+    kv_groups_opts opts = {.block_size = sizes->block_size,
+                           .max_encoder_tokens = done->max_encoder_tokens,
+                           .is_hybrid = !cfg->disable_hybrid_kv_cache_manager};
+    PGD_TRY(kv_groups_init(&out->groups, done->kv_layers, done->n_kv_layers, &opts, why));
+    PGD_TRY(choose_n_blocks(out, sizes, cfg, done, why));
+    PGD_TRY(fit_len(out, sizes, why));
+    log_kv(out, sizes);
     return PGD_OK;
 }

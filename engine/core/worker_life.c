@@ -85,9 +85,10 @@ static wire_limits frame_limits(const core_sizes *z)
                      .max_model_len = z->max_model_len,
                      .vocab_size = 1,     /* not in any size */
                      .n_blocks = 1 << 24, /* more than any pool that this must serve */
-                     .block_size = z->block_size,
                      .n_groups = PGD_MAX_KV_GROUPS,
                      .max_logprobs = z->max_logprobs};
+    for (int g = 0; g < PGD_MAX_KV_GROUPS; g++)
+        l.block_sizes[g] = z->block_size; /* the smallest one that a group can get */
     PGD_ASSERT(wire_limits_derive(&l, NULL) == PGD_OK);
     return l;
 }
@@ -330,6 +331,7 @@ static pgd_err take_hello(worker_life *w, const worker_frame *f, pgd_why *why)
     load.sim_vocab_size = (int32_t)cfg->sim_vocab_size;
     load.sim_draft_tokens = (int32_t)cfg->sim_draft_tokens;
     load.sim_draft_accept = (int32_t)cfg->sim_draft_accept;
+    snprintf(load.sim_kv_layers, sizeof load.sim_kv_layers, "%s", cfg->sim_kv_layers);
     w->state = WORKER_LIFE_LOADING;
     w->progress_mark = w->awake_us;
     (void)!send_or_lose(w, WIRE_LOAD, &control_load_record, &load);
@@ -343,10 +345,10 @@ static pgd_err size_buffers(worker_life *w, pgd_why *why)
                               .max_num_batched_tokens = z->max_num_batched_tokens,
                               .max_model_len = z->max_model_len,
                               .vocab_size = w->facts.vocab_size,
-                              .n_blocks = w->facts.n_blocks,
-                              .block_size = z->block_size,
-                              .n_groups = w->facts.n_groups,
+                              .n_blocks = w->facts.kv.n_blocks,
+                              .max_encoder_tokens = w->facts.kv.groups.max_encoder_tokens,
                               .max_logprobs = z->max_logprobs};
+    kv_layout_fill_limits(&w->limits, &w->facts.kv.groups.layout);
     PGD_TRY(wire_limits_derive(&w->limits, why));
     w->scratch.cap_bytes = step_result_scratch_bytes(&w->limits);
     w->scratch.data = mem_alloc(w->scratch.cap_bytes);
@@ -354,7 +356,16 @@ static pgd_err size_buffers(worker_life *w, pgd_why *why)
                                    : pgd_fail(why, PGD_ENOMEM, "out of memory for step results");
 }
 
-/* The first life decides the pool; a later one must be the same model with the same pages. */
+static bool is_same_model(const load_done_msg *a, const load_done_msg *b)
+{
+    return a->vocab_size == b->vocab_size && a->max_encoder_tokens == b->max_encoder_tokens &&
+           a->n_kv_layers == b->n_kv_layers &&
+           memcmp(a->kv_layers, b->kv_layers, (size_t)a->n_kv_layers * sizeof a->kv_layers[0]) ==
+               0 &&
+           memcmp(a->model_fingerprint, b->model_fingerprint, sizeof a->model_fingerprint) == 0;
+}
+
+/* The first life decides the pool; a later one must be the same model with the same KV layers. */
 static pgd_err take_load_done(worker_life *w, const worker_frame *f, pgd_why *why)
 {
     load_done_msg m;
@@ -362,7 +373,7 @@ static pgd_err take_load_done(worker_life *w, const worker_frame *f, pgd_why *wh
     PGD_TRY(control_decode_load_done(&m, f->data, f->n_bytes, why));
     w->facts.weight_bytes = m.weight_bytes;
     w->facts.load_us = m.load_us;
-    if (w->facts.n_blocks == 0) {
+    if (w->facts.kv.n_blocks == 0) {
         core_sizes *z = &w->opts.sizes;
         *first = m;
         if (w->opts.model_fingerprint != NULL &&
@@ -370,20 +381,15 @@ static pgd_err take_load_done(worker_life *w, const worker_frame *f, pgd_why *wh
             return pgd_fail(why, PGD_EPROTO, "the worker has another model at %s than this engine",
                             w->model_path);
         w->is_fatal = true; /* a pool that does not fit now will not fit next time */
-        PGD_TRY(core_sizes_fit_kv(&w->facts.n_blocks, z, w->opts.cfg, &m, why));
-        w->facts.n_groups = m.n_kv_groups;
+        PGD_TRY(core_sizes_fit_kv(&w->facts.kv, z, w->opts.cfg, &m, why));
         w->facts.vocab_size = m.vocab_size;
         w->facts.max_model_len = z->max_model_len;
         PGD_TRY(size_buffers(w, why));
         w->is_fatal = false;
-        w->kv = (kv_config_msg){.n_blocks = w->facts.n_blocks,
-                                .n_groups = m.n_kv_groups,
-                                .block_size = z->block_size,
-                                .max_model_len = z->max_model_len};
-    } else if (m.vocab_size != first->vocab_size || m.kv_page_bytes != first->kv_page_bytes ||
-               m.n_kv_groups != first->n_kv_groups ||
-               memcmp(m.model_fingerprint, first->model_fingerprint, sizeof m.model_fingerprint) !=
-                   0) {
+        w->kv = (kv_config_msg){.n_blocks = w->facts.kv.n_blocks,
+                                .max_model_len = z->max_model_len,
+                                .layout = w->facts.kv.groups.layout};
+    } else if (!is_same_model(&m, first)) {
         w->is_fatal = true;
         return pgd_fail(why, PGD_EPROTO,
                         "the model changed while paged was running (%s): restart paged",

@@ -44,8 +44,7 @@ typedef enum worker_life_state {
 
 /* What is known of the worker; the sizes stay the same over restarts. */
 typedef struct worker_facts {
-    int32_t n_blocks; /* null block included; 0 before the first load */
-    int32_t n_groups;
+    core_kv kv; /* n_blocks 0 before the first load */
     int32_t vocab_size;
     int32_t max_model_len; /* effective */
     uint64_t kv_bytes;

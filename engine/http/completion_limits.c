@@ -24,9 +24,8 @@ static bool fail(completion_fault *fault, const char *param, const char *code, c
 }
 
 static bool check_prompt(completion_fault *fault, int64_t n, int64_t max_tokens,
-                         const core_stats *stats, const config *cfg)
+                         const core_stats *stats)
 {
-    int64_t n_pool = stats->n_kv_blocks * cfg->block_size;
     int64_t wanted = PGD_MAX(max_tokens, 1);
     if (n == 0)
         return fail(fault, "prompt", NULL,
@@ -39,13 +38,13 @@ static bool check_prompt(completion_fault *fault, int64_t n, int64_t max_tokens,
                     " for the completion; shorten the prompt or lower max_tokens.",
                     stats->max_model_len, n, wanted);
     /* The last token is returned, never computed. The pool is known once a worker was ready. */
-    if (stats->n_kv_blocks > 0 && n + wanted - 1 > n_pool)
-        return fail(fault, wanted > 1 && n <= n_pool ? "max_tokens" : "prompt",
+    if (stats->max_pool_len > 0 && n + wanted - 1 > stats->max_pool_len)
+        return fail(fault, wanted > 1 && n <= stats->max_pool_len ? "max_tokens" : "prompt",
                     "context_length_exceeded",
-                    "the KV cache of this server holds %" PRId64 " tokens; you requested %" PRId64
+                    "the KV cache of this server holds %d tokens; you requested %" PRId64
                     " tokens in the prompt and %" PRId64
                     " for the completion; shorten the prompt or lower max_tokens.",
-                    n_pool, n, wanted);
+                    stats->max_pool_len, n, wanted);
     return true;
 }
 
@@ -82,7 +81,7 @@ bool completion_limits_check(completion_fault *fault, const completion_params *p
                              const core_stats *stats, const config *cfg)
 {
     for (int32_t i = 0; i < p->n_prompts; i++) {
-        if (!check_prompt(fault, p->prompts[i].n_ids, p->max_tokens, stats, cfg))
+        if (!check_prompt(fault, p->prompts[i].n_ids, p->max_tokens, stats))
             return false;
     }
     return check_answer(fault, p, cfg);

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "common/model/dtype.h"
+#include "engine/kv/kv_groups.h"
 #include "proto/control.h"
 #include "proto/scheduler_output.h"
 #include "tests/fuzz/fuzz_input.h"
@@ -45,7 +46,7 @@ typedef struct known {
     int32_t n_tokens;
     int32_t n_computed;
     int32_t n_scheduled; /* in the step that is out */
-    int32_t n_blocks;
+    int32_t n_blocks[PGD_MAX_KV_GROUPS];
 } known;
 
 struct engine_link {
@@ -57,12 +58,14 @@ struct engine_link {
     bool told_error;
     bool sent_shutdown;
     attach_terms terms;
+    bool is_hybrid;
+    kv_layout layout; /* of the worker's layers */
     wire_limits limits;
     wire_scratch scratch;
     void *frame; /* the last one handed out */
     /* parts of the step being built */
     token_id tokens[MAX_SEQS + 1][MAX_LEN + 2];
-    block_id blocks[MAX_SEQS + 1][MAX_BLOCKS];
+    block_id blocks[MAX_SEQS + 1][PGD_MAX_KV_GROUPS][MAX_BLOCKS];
     token_id stop_ids[4];
     logit_bias biases[2];
     new_request_msg new_requests[MAX_SEQS + 1];
@@ -137,6 +140,8 @@ static void *encode(engine_link *l, size_t *n_bytes, wire_type type, const wire_
 
 static void *build_load(engine_link *l, size_t *n_bytes)
 {
+    static const char *const layers[] = {"", "full,sliding:20", "full*2,sliding:20,chunked:32",
+                                         "sliding:", "full,chunked:0"};
     fuzz_input *in = &l->in;
     load_msg m = {.kv_dtype = DTYPE_F16,
                   .block_size = BLOCK_SIZE,
@@ -150,6 +155,9 @@ static void *build_load(engine_link *l, size_t *n_bytes)
     uint8_t odd = fuzz_u8(in);
     int32_t *field = fields[odd % PGD_ARRAY_LEN(fields)];
     *field = fuzz_bend(in, odd, *field);
+    uint8_t layer = odd % 16 < 14 ? odd % 3 : odd % 5;
+    l->is_hybrid = odd % 4 != 0;
+    (void)snprintf(m.sim_kv_layers, sizeof(m.sim_kv_layers), "%s", layers[layer]);
     (void)snprintf(m.model_path, sizeof(m.model_path), "%s",
                    odd == 239 ? "/no/such/model" : model_path);
     return encode(l, n_bytes, WIRE_LOAD, &control_load_record, &m);
@@ -158,12 +166,24 @@ static void *build_load(engine_link *l, size_t *n_bytes)
 static void *build_kv_config(engine_link *l, size_t *n_bytes)
 {
     fuzz_input *in = &l->in;
-    kv_config_msg m = {
-        .n_blocks = N_BLOCKS, .n_groups = 1, .block_size = BLOCK_SIZE, .max_model_len = MAX_LEN};
-    int32_t *fields[] = {&m.n_groups, &m.block_size, &m.max_model_len};
+    kv_config_msg m = {.n_blocks = N_BLOCKS, .max_model_len = MAX_LEN, .layout = l->layout};
+    kv_layout *k = &m.layout;
+    int32_t *fields[] = {&m.max_model_len,
+                         &k->groups[0].kind,
+                         &k->groups[0].window,
+                         &k->groups[0].block_size,
+                         &k->layers[0].group,
+                         &k->layers[0].slot,
+                         &k->layers[k->n_layers - 1].slot};
     uint8_t odd = fuzz_u8(in);
     int32_t *field = fields[odd % PGD_ARRAY_LEN(fields)];
     *field = fuzz_bend(in, odd, *field);
+    if (odd == 250)
+        k->page_bytes[0]++;
+    if (odd == 251)
+        k->n_groups = 1 + k->n_groups % PGD_MAX_KV_GROUPS;
+    if (odd == 252)
+        k->n_layers--;
     return encode(l, n_bytes, WIRE_KV_CONFIG, &control_kv_config_record, &m);
 }
 
@@ -197,16 +217,23 @@ static void fill_params(engine_link *l, sampling_params *p)
     }
 }
 
-/* Blocks of a table that grows to n_tokens: any but the null block, so that requests overwrite each
- * other's at times. */
-static int32_t fill_blocks(engine_link *l, block_id *out, int32_t n_had, int32_t n_tokens)
+/* Blocks for tables that grow to n_tokens: any, so that requests overwrite each other's at times; now
+ * and then null blocks. */
+static void fill_blocks(engine_link *l, block_ids_msg *out, block_id room[][MAX_BLOCKS],
+                        int32_t *n_had, int32_t n_tokens)
 {
-    int32_t n = PGD_CEIL_DIV(n_tokens, BLOCK_SIZE) - n_had;
-    for (int32_t i = 0; i < n; i++) {
-        uint8_t b = fuzz_u8(&l->in);
-        out[i] = b < 240 ? 1 + b % (N_BLOCKS - 1) : fuzz_bend(&l->in, b, 1);
+    for (int32_t g = 0; g < l->layout.n_groups; g++) {
+        int32_t n = PGD_CEIL_DIV(n_tokens, l->layout.groups[g].block_size) - n_had[g];
+        out->ids[g] = room[g];
+        out->n_blocks[g] = PGD_MAX(n, 0);
+        for (int32_t i = 0; i < n; i++) {
+            uint8_t b = fuzz_u8(&l->in);
+            room[g][i] = b < 200   ? 1 + (b * l->layout.n_groups + g) % (N_BLOCKS - 1)
+                         : b < 240 ? 0
+                                   : fuzz_bend(&l->in, b, 1);
+        }
+        n_had[g] += out->n_blocks[g];
     }
-    return PGD_MAX(n, 0);
 }
 
 static int32_t schedule_new(engine_link *l, scheduler_output *out, int32_t id)
@@ -233,9 +260,9 @@ static int32_t schedule_new(engine_link *l, scheduler_output *out, int32_t id)
                            .n_computed_tokens = k->n_computed,
                            .n_scheduled_tokens = k->n_scheduled};
     fill_params(l, &m->params);
-    m->blocks.ids[0] = l->blocks[out->n_new + out->n_cached - 1];
-    m->blocks.n_blocks[0] = k->n_blocks = fill_blocks(l, l->blocks[out->n_new + out->n_cached - 1],
-                                                      0, k->n_computed + k->n_scheduled);
+    memset(k->n_blocks, 0, sizeof(k->n_blocks));
+    fill_blocks(l, &m->blocks, l->blocks[out->n_new + out->n_cached - 1], k->n_blocks,
+                k->n_computed + k->n_scheduled);
     if (odd >= 240) {
         int32_t *fields[] = {&m->n_prompt_tokens,   &m->n_computed_tokens, &m->n_scheduled_tokens,
                              &m->params.top_k,      &m->params.n_logprobs, &m->params.choice_idx,
@@ -251,7 +278,6 @@ static int32_t schedule_cached(engine_link *l, scheduler_output *out, int32_t id
     fuzz_input *in = &l->in;
     known *k = &l->requests[id];
     cached_request_msg *m = &l->cached[out->n_cached++];
-    block_id *blocks = l->blocks[out->n_new + out->n_cached - 1];
     uint8_t odd = fuzz_u8(in);
     k->n_scheduled = PGD_MAX(k->n_tokens - k->n_computed, 0);
     if (odd % 4 == 3)
@@ -259,9 +285,8 @@ static int32_t schedule_cached(engine_link *l, scheduler_output *out, int32_t id
     *m = (cached_request_msg){.request_id = (uint64_t)id,
                               .n_computed_tokens = k->n_computed,
                               .n_scheduled_tokens = k->n_scheduled};
-    m->new_blocks.ids[0] = blocks;
-    m->new_blocks.n_blocks[0] = fill_blocks(l, blocks, k->n_blocks, k->n_computed + k->n_scheduled);
-    k->n_blocks += m->new_blocks.n_blocks[0];
+    fill_blocks(l, &m->new_blocks, l->blocks[out->n_new + out->n_cached - 1], k->n_blocks,
+                k->n_computed + k->n_scheduled);
     if (odd >= 240) {
         int32_t *fields[] = {&m->n_computed_tokens, &m->n_scheduled_tokens, &m->n_draft_tokens};
         int32_t *field = fields[fuzz_below(in, (int32_t)PGD_ARRAY_LEN(fields))];
@@ -277,7 +302,7 @@ static void *build_step(engine_link *l, size_t *n_bytes)
     int32_t n_gone = (kind >> 2) % MAX_GONE;
     int64_t total = 0;
     scheduler_output out = {.step_id = ++l->step_id,
-                            .n_groups = 1,
+                            .n_groups = l->layout.n_groups,
                             .new_requests = l->new_requests,
                             .cached_requests = l->cached,
                             .finished_ids = l->finished,
@@ -433,6 +458,18 @@ static void take_result(engine_link *l, const void *frame, size_t n_bytes)
 }
 
 /* What the worker sends must be what an engine accepts. */
+/* What the engine would answer. */
+static void take_layers(engine_link *l, const load_done_msg *m)
+{
+    static kv_groups groups;
+    pgd_why why = {{0}};
+    kv_groups_opts opts = {.block_size = BLOCK_SIZE, .is_hybrid = l->is_hybrid};
+    PGD_ASSERTF(kv_groups_init(&groups, m->kv_layers, m->n_kv_layers, &opts, &why) == PGD_OK, "%s",
+                why.text);
+    l->layout = groups.layout;
+    kv_layout_fill_limits(&l->limits, &l->layout);
+}
+
 pgd_err engine_link_send(engine_link *l, wire_type type, const wire_record *rec, const void *msg,
                          bool wait)
 {
@@ -453,6 +490,7 @@ pgd_err engine_link_send(engine_link *l, wire_type type, const wire_record *rec,
         load_done_msg m;
         PGD_ASSERTF(control_decode_load_done(&m, frame, n_bytes, &why) == PGD_OK, "%s", why.text);
         l->limits.vocab_size = m.vocab_size;
+        take_layers(l, &m);
         PGD_ASSERT(wire_limits_derive(&l->limits, &why) == PGD_OK);
     } else if (type == WIRE_ERROR) {
         error_msg m;
@@ -500,8 +538,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
                              .max_model_len = MAX_LEN,
                              .vocab_size = 1,
                              .n_blocks = N_BLOCKS,
-                             .block_size = BLOCK_SIZE,
                              .n_groups = 1,
+                             .block_sizes = {BLOCK_SIZE},
                              .max_logprobs = PGD_MAX_LOGPROBS};
     bool use_model = fuzz_u8(&l.in) % 4 == 0;
     if ((use_model ? model_runner_create(&runner, "cpu", &why)

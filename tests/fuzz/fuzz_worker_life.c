@@ -235,8 +235,8 @@ pgd_err worker_link_send(worker_link *l, wire_type type, const wire_record *rec,
                           .max_model_len = MAX_LEN,
                           .vocab_size = VOCAB_SIZE,
                           .n_blocks = 1 << 20,
-                          .block_size = BLOCK_SIZE,
                           .n_groups = 1,
+                          .block_sizes = {BLOCK_SIZE},
                           .max_logprobs = PGD_MAX_LOGPROBS};
     pgd_why why = {{0}};
     pgd_err err = r.send_err;
@@ -264,8 +264,10 @@ pgd_err worker_link_send(worker_link *l, wire_type type, const wire_record *rec,
         PGD_ASSERT(attach_check(m.proof, &r.host.key, ATTACH_ENGINE, &r.terms, &why) == PGD_OK);
         l->is_attached = true;
     } else if (type == WIRE_KV_CONFIG) {
+        const kv_layout *layout = &worker_life_get_facts(r.life)->kv.groups.layout;
         kv_config_msg m;
         PGD_ASSERTF(control_decode_kv_config(&m, data, n_bytes, &why) == PGD_OK, "%s", why.text);
+        PGD_ASSERT(memcmp(&m.layout, layout, sizeof(*layout)) == 0);
     } else if (type == WIRE_SHUTDOWN) {
         r.is_alive = false;
     }
@@ -379,9 +381,9 @@ static pgd_err on_ready(void *arg, const worker_facts *facts, pgd_why *why)
                         .enable_chunked_prefill = true,
                         .enable_prefix_caching = true,
                         .async = true,
-                        .n_blocks = facts->n_blocks,
+                        .n_blocks = facts->kv.n_blocks,
                         .block_size = BLOCK_SIZE,
-                        .n_groups = facts->n_groups,
+                        .n_groups = facts->kv.groups.layout.n_groups,
                         .hash_seed = seed,
                         .on_token = on_token,
                         .on_finished = on_finished,
@@ -453,17 +455,19 @@ static frame build_hello(uint8_t odd)
 static frame build_load_done(uint8_t odd)
 {
     load_done_msg m = {.memory_free_bytes = 4 * 9 * 4096 * BLOCK_SIZE,
-                       .kv_page_bytes = 4096 * BLOCK_SIZE,
-                       .n_kv_groups = 1,
-                       .n_layers_per_group = {1},
+                       .n_kv_layers = 1 + odd % 3,
+                       .kv_layers = {{ATTENTION_FULL, 0, 4096},
+                                     {ATTENTION_SLIDING, 20, 4096},
+                                     {ATTENTION_CHUNKED, 24, 2048}},
                        .vocab_size = VOCAB_SIZE};
     uint32_t extreme = odd >= 250 ? fuzz_u32(&r.in) : 0;
     if (odd >= 240) {
-        int32_t *fields[] = {&m.n_kv_groups, &m.n_layers_per_group[0], &m.vocab_size};
-        int32_t *field = fields[fuzz_below(&r.in, 3)];
+        int32_t *fields[] = {&m.kv_layers[0].kind, &m.kv_layers[1].window,
+                             &m.kv_layers[2].token_bytes, &m.max_encoder_tokens, &m.vocab_size};
+        int32_t *field = fields[fuzz_below(&r.in, (int32_t)PGD_ARRAY_LEN(fields))];
         *field = fuzz_bend(&r.in, odd, *field);
     } else if (odd >= 230) {
-        m.kv_page_bytes = odd % 2 != 0 ? (uint64_t)extreme << 32 : extreme;
+        m.kv_layers[0].token_bytes = (int32_t)(extreme % INT32_MAX) + odd % 2;
         m.memory_free_bytes = odd % 3 != 0 ? UINT64_MAX - extreme : extreme;
     }
     return encode(WIRE_LOAD_DONE, &control_load_done_record, &m);

@@ -424,9 +424,10 @@ static void create_wire(sim_state *s)
                               .max_model_len = c->max_model_len,
                               .vocab_size = SIM_VOCAB,
                               .n_blocks = c->n_blocks,
-                              .block_size = c->block_size,
                               .n_groups = c->n_groups,
                               .max_logprobs = SIM_MAX_SCORES};
+    for (int32_t g = 0; g < c->n_groups; g++)
+        s->limits.block_sizes[g] = c->groups[g].block_size;
     SIM_CHECK(s, wire_limits_derive(&s->limits, NULL) == PGD_OK, "limits out of range");
     s->scratch.cap_bytes = scheduler_output_scratch_bytes(&s->limits);
     s->scratch.data = malloc(s->scratch.cap_bytes);

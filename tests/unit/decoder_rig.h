@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "common/mem.h"
+#include "tests/unit/one_group.h"
 #include "worker/model/decoder.h"
 
 enum { DECODER_RIG_BLOCK_SIZE = 16, DECODER_RIG_N_THREADS = 2 };
@@ -37,7 +38,7 @@ typedef struct decoder_rig {
     request_rows *rows;
     input_batch *batch;
     kv_cache *kv;
-    block_table *table;
+    kv_tables tables;
     int32_t row; /* the request's */
     uint64_t progress;
 } decoder_rig;
@@ -65,24 +66,24 @@ static inline void decoder_rig_create_state(decoder_rig *g)
         .max_rows = 1, .max_tokens = o->max_context, .vocab_size = cfg->vocab_size};
     DECODER_RIG_CHECK(request_rows_create(&g->rows, &row_opts) == PGD_OK, why);
     DECODER_RIG_CHECK(input_batch_create(&g->batch, o->max_rows, o->max_logit_rows) == PGD_OK, why);
-    kv_page_layout layout = {.type = o->kv_type,
-                             .n_kv_heads = cfg->n_kv_heads,
-                             .head_dim = cfg->head_dim,
-                             .block_size = DECODER_RIG_BLOCK_SIZE};
+    kv_page_layout page = {.type = o->kv_type,
+                           .n_kv_heads = cfg->n_kv_heads,
+                           .head_dim = cfg->head_dim,
+                           .block_size = DECODER_RIG_BLOCK_SIZE};
     int32_t n_blocks = o->max_context / DECODER_RIG_BLOCK_SIZE + 1;
-    DECODER_RIG_CHECK(kv_cache_create(&g->kv, &layout, cfg->n_layers, n_blocks, &why) == PGD_OK,
-                      why);
-    block_table_opts table = {.n_rows = 1,
-                              .max_blocks_per_row = n_blocks - 1,
-                              .block_size = DECODER_RIG_BLOCK_SIZE,
-                              .n_blocks = n_blocks,
-                              .first_block = 1};
-    DECODER_RIG_CHECK(block_table_create(&g->table, &table) == PGD_OK, why);
+    int32_t token_bytes = (int32_t)kv_page_bytes(&page) / DECODER_RIG_BLOCK_SIZE;
+    load_done_msg done = {.n_kv_layers = cfg->n_layers};
+    for (int32_t i = 0; i < cfg->n_layers; i++)
+        done.kv_layers[i].token_bytes = token_bytes;
+    kv_layout layout = one_group(&done, DECODER_RIG_BLOCK_SIZE);
+    DECODER_RIG_CHECK(kv_cache_create(&g->kv, &page, &layout, n_blocks, &why) == PGD_OK, why);
+    kv_tables_opts tables = {.n_rows = 1, .max_tokens = o->max_context, .n_blocks = n_blocks};
+    DECODER_RIG_CHECK(kv_tables_init(&g->tables, &layout, &tables) == PGD_OK, why);
     attention_limits limits = {.max_rows = o->max_rows,
                                .max_seqs = 1,
                                .max_context = o->max_context,
                                .n_heads = cfg->n_heads,
-                               .kv = layout,
+                               .kv = page,
                                .n_threads = DECODER_RIG_N_THREADS};
     int32_t max_n_in = PGD_MAX(PGD_MAX(cfg->dim, cfg->ffn_dim), cfg->n_heads * cfg->head_dim);
     size_t n_bytes =
@@ -117,7 +118,7 @@ static inline void decoder_rig_open(decoder_rig *g, const char *path, const deco
 static inline void decoder_rig_close(decoder_rig *g)
 {
     mem_free_aligned(g->ctx.workspace, g->ctx.workspace_bytes);
-    block_table_destroy(g->table);
+    kv_tables_deinit(&g->tables);
     kv_cache_destroy(g->kv);
     input_batch_destroy(g->batch);
     request_rows_destroy(g->rows);
@@ -144,7 +145,8 @@ static inline void decoder_rig_start(decoder_rig *g, const token_id *tokens, int
     DECODER_RIG_CHECK(ids != NULL, why);
     for (int32_t i = 0; i < n_ids; i++)
         ids[i] = n_ids - i; /* spread backwards over the pool */
-    DECODER_RIG_CHECK(block_table_replace(g->table, g->row, ids, n_ids, &why) == PGD_OK, why);
+    const block_ids_msg blocks = {.n_blocks = {n_ids}, .ids = {ids}};
+    DECODER_RIG_CHECK(kv_tables_replace(&g->tables, g->row, &blocks, &why) == PGD_OK, why);
     mem_free(ids);
 }
 
@@ -156,7 +158,7 @@ static inline void decoder_rig_fill_batch(decoder_rig *g, int32_t n)
     input_batch_reset(g->batch);
     int32_t first = r->last_step == 0 ? 0 : r->n_computed_tokens;
     r->n_computed_tokens = first;
-    DECODER_RIG_CHECK(input_batch_add(g->batch, r, g->row, first, n, g->table, &why) == PGD_OK,
+    DECODER_RIG_CHECK(input_batch_add(g->batch, r, g->row, first, n, &g->tables, &why) == PGD_OK,
                       why);
     r->n_computed_tokens = first + n;
     r->last_step = 1;
@@ -167,7 +169,7 @@ static inline const float *decoder_rig_compute(decoder_rig *g)
 {
     float *logits = NULL;
     assert_int_equal(
-        decoder_forward(g->decoder, &logits, g->batch, g->table, g->kv, &g->ctx, &g->progress),
+        decoder_forward(g->decoder, &logits, g->batch, &g->tables, g->kv, &g->ctx, &g->progress),
         PGD_OK);
     return logits;
 }

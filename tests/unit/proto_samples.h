@@ -70,7 +70,7 @@ static inline void check_one(const uint8_t *data, size_t n_bytes, wire_type type
 {
     union {
         scheduler_output step;
-        uint8_t bytes[2048];
+        uint8_t bytes[1 << 14];
     } msg;
     pgd_why why = {0};
     assert_true(rec->struct_bytes <= sizeof msg);
@@ -150,7 +150,7 @@ static inline void sample_arena_init(sample_arena *a, uint64_t seed)
                               .max_model_len = 96,
                               .vocab_size = 300,
                               .n_blocks = 50,
-                              .block_size = 8,
+                              .block_sizes = {8, 16, 4},
                               .n_groups = sample_int(&a->rng, 1, 3),
                               .max_logprobs = 5};
     assert_int_equal(wire_limits_derive(&a->limits, NULL), PGD_OK);

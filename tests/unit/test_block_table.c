@@ -9,14 +9,15 @@
 
 #include "worker/block_table.h"
 
-static block_table *make(int32_t first_block)
+static block_table *make(attention_kind kind, int32_t window)
 {
     block_table *t;
     block_table_opts opts = {.n_rows = 3,
                              .max_blocks_per_row = 4,
                              .block_size = 16,
                              .n_blocks = 10,
-                             .first_block = first_block};
+                             .kind = kind,
+                             .window = window};
     assert_int_equal(block_table_create(&t, &opts), PGD_OK);
     return t;
 }
@@ -24,7 +25,7 @@ static block_table *make(int32_t first_block)
 static void test_block_table_replace_and_append(void **state)
 {
     (void)state;
-    block_table *t = make(1);
+    block_table *t = make(ATTENTION_FULL, 0);
     pgd_why why;
     const block_id a[] = {7, 2}, b[] = {9}, c[] = {5, 4, 3};
     int64_t stride;
@@ -49,7 +50,7 @@ static void test_block_table_replace_and_append(void **state)
 static void test_block_table_slots(void **state)
 {
     (void)state;
-    block_table *t = make(1);
+    block_table *t = make(ATTENTION_FULL, 0);
     pgd_why why;
     const block_id ids[] = {7, 2, 9, 1};
     slot_id slots[64];
@@ -66,7 +67,7 @@ static void test_block_table_slots(void **state)
 static void test_block_table_refuses(void **state)
 {
     (void)state;
-    block_table *t = make(1);
+    block_table *t = make(ATTENTION_FULL, 0);
     pgd_why why;
     const block_id good[] = {1, 2, 3},
                    bad[][2] = {{4, 10}, {4, 0}, {-1, 4}, {INT32_MAX, 4}, {INT32_MIN, 4}};
@@ -84,14 +85,45 @@ static void test_block_table_refuses(void **state)
     assert_int_equal(block_table_append(t, 0, good, 1, &why), PGD_OK);
     block_table_destroy(t);
 
-    t = make(0);
-    const block_id null_block = 0;
-    assert_int_equal(block_table_append(t, 0, &null_block, 1, &why), PGD_OK);
-    block_table_destroy(t);
-
     block_table_opts opts = {
         .n_rows = 1, .max_blocks_per_row = 1 << 28, .block_size = 16, .n_blocks = 10};
     assert_int_equal(block_table_create(&t, &opts), PGD_EINVAL); /* positions beyond int32 */
+}
+
+/* A window's table may begin with null blocks, and has none after the first real one. */
+static void test_block_table_null_blocks(void **state)
+{
+    (void)state;
+    pgd_why why = {0};
+    const block_id table[] = {0, 0, 5, 6}, inside[] = {0, 5, 0};
+    static const attention_kind without[] = {ATTENTION_FULL, ATTENTION_CROSS};
+    for (size_t i = 0; i < PGD_ARRAY_LEN(without); i++) {
+        block_table *t = make(without[i], 0);
+        assert_int_equal(block_table_append(t, 0, table, 1, &why), PGD_EPROTO);
+        block_table_destroy(t);
+    }
+    block_table *t = make(ATTENTION_SLIDING, 10);
+    assert_int_equal(block_table_replace(t, 0, inside, 3, &why), PGD_EPROTO);
+    assert_non_null(strstr(why.text, "got 0, at row 0 entry 2"));
+    assert_int_equal(block_table_replace(t, 0, table, 4, &why), PGD_OK);
+    assert_int_equal(block_table_replace(t, 0, inside, 3, &why), PGD_EPROTO); /* no change */
+    assert_int_equal(block_table_check(t, 0, 41, 64, &why), PGD_OK);          /* sees 32 */
+    assert_int_equal(block_table_check(t, 0, 40, 64, &why), PGD_EPROTO);
+    assert_non_null(strstr(why.text, "positions 31 to 63, got blocks for 32 to 63"));
+    assert_int_equal(block_table_check(t, 0, 41, 65, &why), PGD_EPROTO);
+    assert_int_equal(block_table_append(t, 1, table, 1, &why), PGD_OK);
+    assert_int_equal(block_table_append(t, 1, table, 1, &why), PGD_OK); /* still leading */
+    assert_int_equal(block_table_append(t, 1, table + 2, 1, &why), PGD_OK);
+    assert_int_equal(block_table_append(t, 1, table, 1, &why), PGD_EPROTO);
+    block_table_reset_row(t, 0);
+    assert_int_equal(block_table_append(t, 0, table + 2, 2, &why), PGD_OK);
+    assert_int_equal(block_table_check(t, 0, 0, 32, &why), PGD_OK);
+    block_table_destroy(t);
+    t = make(ATTENTION_CHUNKED, 40);
+    assert_int_equal(block_table_replace(t, 0, table, 4, &why), PGD_OK);
+    assert_int_equal(block_table_check(t, 0, 40, 41, &why), PGD_OK); /* a chunk begins */
+    assert_int_equal(block_table_check(t, 0, 39, 41, &why), PGD_EPROTO);
+    block_table_destroy(t);
 }
 
 int main(void)
@@ -100,6 +132,7 @@ int main(void)
         cmocka_unit_test(test_block_table_replace_and_append),
         cmocka_unit_test(test_block_table_slots),
         cmocka_unit_test(test_block_table_refuses),
+        cmocka_unit_test(test_block_table_null_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -76,8 +76,7 @@ static void test_completion_limits_context(void **state)
 static void test_completion_limits_pool(void **state)
 {
     (void)state;
-    cfg.block_size = 16;
-    stats.n_kv_blocks = 2;
+    stats.max_pool_len = 32;
     params.max_tokens = 23; /* 10 + 22 computed: the last token only comes out */
     assert_true(allows());
     params.max_tokens = 24;
@@ -87,7 +86,7 @@ static void test_completion_limits_pool(void **state)
     assert_true(allows());
     prompts[0].n_ids = 33;
     expect_refused("prompt", "context_length_exceeded", "holds 32 tokens");
-    stats.n_kv_blocks = 0; /* not known yet */
+    stats.max_pool_len = 0; /* not known yet */
     assert_true(allows());
 }
 

@@ -83,6 +83,7 @@ static void test_control_load(void **state)
     m.sim_step_us = 1000;
     m.sim_token_us = UINT32_MAX;
     m.sim_vocab_size = 512;
+    snprintf(m.sim_kv_layers, sizeof m.sim_kv_layers, "full,sliding:64");
     check_load(&m);
 }
 
@@ -96,19 +97,27 @@ static void test_control_small(void **state)
     ZEROED(load_done_msg, done);
     done.weight_bytes = 100;
     done.memory_free_bytes = 200;
-    done.kv_page_bytes = 300;
-    done.n_kv_groups = 2;
-    done.n_layers_per_group[0] = 4;
-    done.n_layers_per_group[1] = 3;
+    done.n_kv_layers = 3;
+    done.kv_layers[0] = (kv_layer_spec){ATTENTION_FULL, 0, 300};
+    done.kv_layers[1] = (kv_layer_spec){ATTENTION_CHUNKED, INT32_MAX, INT32_MAX};
+    done.kv_layers[2] = (kv_layer_spec){ATTENTION_CROSS, 0, 1};
+    done.max_encoder_tokens = 1024;
     done.vocab_size = 1000;
     memset(done.model_fingerprint, 0xa5, sizeof done.model_fingerprint);
     done.load_us = 77;
     check_load_done(&done);
     ZEROED(kv_config_msg, kv);
     kv.n_blocks = 1000;
-    kv.n_groups = 1;
-    kv.block_size = 16;
     kv.max_model_len = 2048;
+    kv.layout.n_groups = 2;
+    kv.layout.groups[0] = (kv_group_layout){ATTENTION_FULL, 5, 1};
+    kv.layout.groups[1] = (kv_group_layout){ATTENTION_SLIDING, 64, KV_LAYOUT_MAX_BLOCK_SIZE};
+    kv.layout.n_layers = 3;
+    kv.layout.layers[1] = (kv_layer_place){PGD_MAX_KV_GROUPS - 1, PGD_MAX_KV_LAYERS - 1};
+    kv.layout.layers[2] = (kv_layer_place){1, 0};
+    kv.layout.n_slots = 2;
+    kv.layout.page_bytes[0] = UINT64_MAX;
+    kv.layout.page_bytes[1] = 7;
     check_kv_config(&kv);
     ZEROED(kv_ready_msg, ready);
     ready.kv_bytes = 1ull << 33;
@@ -147,7 +156,7 @@ static void test_control_refuses(void **state)
     assert_string_equal(why.text, "frame: expected message hello, got error");
     f.data[4] = WIRE_VERSION + 1;
     assert_int_equal(control_decode_error(&out, f.data, f.n_bytes, &why), PGD_EUNSUPPORTED);
-    assert_non_null(strstr(why.text, "expected protocol version 2, got 3"));
+    assert_non_null(strstr(why.text, "expected protocol version 3, got 4"));
     free(f.data);
 }
 

@@ -73,34 +73,44 @@ static void test_core_sizes_refuses(void **state)
     assert_non_null(strstr(why.text, "got q4_0"));
 }
 
-static int32_t fit(uint64_t free_bytes)
+static core_kv kv_;
+
+/* 10 layers of 2,000 bytes per block; n_sliding of them with a window of 64. */
+static int32_t fit_layers(uint64_t free_bytes, int32_t n_sliding)
 {
-    load_done_msg done = {.memory_free_bytes = free_bytes,
-                          .kv_page_bytes = 1000,
-                          .n_kv_groups = 2,
-                          .n_layers_per_group = {3, 10}};
+    static load_done_msg done;
+    done.memory_free_bytes = free_bytes;
+    done.n_kv_layers = 10;
+    for (int32_t i = 0; i < 10; i++)
+        done.kv_layers[i] = i < n_sliding ? (kv_layer_spec){ATTENTION_SLIDING, 64, 125}
+                                          : (kv_layer_spec){ATTENTION_FULL, 0, 125};
     pgd_why why = {0};
-    int32_t n_blocks = -1;
-    pgd_err err = core_sizes_fit_kv(&n_blocks, &sizes_, &cfg_, &done, &why);
+    memset(&kv_, 0, sizeof kv_);
+    pgd_err err = core_sizes_fit_kv(&kv_, &sizes_, &cfg_, &done, &why);
     if (err != PGD_OK) {
         assert_true(why.text[0] != 0);
         return (int32_t)err;
     }
-    return n_blocks;
+    return kv_.n_blocks;
 }
 
-/* A block takes 10,000 bytes here. */
+static int32_t fit(uint64_t free_bytes)
+{
+    return fit_layers(free_bytes, 0);
+}
+
+/* A block takes 20,000 bytes here. */
 static void test_core_sizes_kv(void **state)
 {
     (void)state;
     start("cpu");
     init(&model_);
-    assert_int_equal(fit(4000000), 100); /* a quarter of the memory */
+    assert_int_equal(fit(8000000), 100); /* a quarter of the memory */
     assert_int_equal(sizes_.max_model_len, 99 * 16);
     init(&model_);
     assert_int_equal(fit(1ull << 40), 64 * 512 + 1); /* what 64 requests of 8192 can use */
     assert_int_equal(sizes_.max_model_len, 8192);
-    cfg_.kv_cache_memory = 250000;
+    cfg_.kv_cache_memory = 500000;
     assert_int_equal(fit(1ull << 40), 25);
     cfg_.num_kv_blocks = 7;
     init(&model_);
@@ -112,7 +122,7 @@ static void test_core_sizes_kv(void **state)
     assert_int_equal(sizes_.max_model_len, 5000);
     cfg_.num_kv_blocks = 0;
     cfg_.kv_cache_memory = 0;
-    assert_int_equal(fit(40000), PGD_ENOMEM);
+    assert_int_equal(fit(80000), PGD_ENOMEM);
 }
 
 int main(void)

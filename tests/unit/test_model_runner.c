@@ -17,6 +17,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/model/model_file.h"
+#include "tests/unit/one_group.h"
 #include "worker/model_runner.h"
 
 #define MODEL "tests/data/models/mistral-tiny/mistral-tiny.f32.gguf"
@@ -42,11 +43,12 @@ static step_runner *make(const char *path)
     pgd_why why = {{0}};
     load_msg load = load_message(path);
     load_done_msg done;
-    kv_config_msg kv = {.n_blocks = N_BLOCKS, .n_groups = 1, .block_size = BLOCK_SIZE};
     kv_ready_msg ready;
     if (model_runner_create(&r, "cpu", &why) != PGD_OK ||
-        r->vtbl->load(r, &load, &done, NULL, NULL, &why) != PGD_OK ||
-        r->vtbl->init_kv(r, &kv, &ready, &why) != PGD_OK)
+        r->vtbl->load(r, &load, &done, NULL, NULL, &why) != PGD_OK)
+        fail_msg("%s", why.text);
+    kv_config_msg kv = one_group_config(&done, BLOCK_SIZE, N_BLOCKS);
+    if (r->vtbl->init_kv(r, &kv, &ready, &why) != PGD_OK)
         fail_msg("%s", why.text);
     return r;
 }
@@ -142,7 +144,7 @@ static void test_model_runner_reports_load(void **state)
     pgd_why why = {{0}};
     load_msg m = load_message(MODEL);
     load_done_msg done;
-    kv_config_msg kv = {.n_blocks = N_BLOCKS, .n_groups = 1, .block_size = 32};
+    kv_config_msg kv = {.n_blocks = N_BLOCKS};
     kv_ready_msg ready;
     hello_msg hello = {0};
     step_result result;
@@ -158,17 +160,21 @@ static void test_model_runner_reports_load(void **state)
     const model_config *cfg = model_file_get_config(file);
     assert_int_equal(done_bytes, model_file_weight_bytes(file));
     assert_int_equal(done.vocab_size, cfg->vocab_size);
-    assert_int_equal(done.n_kv_groups, 1);
-    assert_int_equal(done.n_layers_per_group[0], cfg->n_layers);
-    assert_int_equal(done.kv_page_bytes, 2 * 2 * BLOCK_SIZE * cfg->n_kv_heads * cfg->head_dim);
+    assert_int_equal(done.n_kv_layers, cfg->n_layers);
+    for (int32_t i = 0; i < cfg->n_layers; i++) {
+        assert_int_equal(done.kv_layers[i].kind, ATTENTION_FULL);
+        assert_int_equal(done.kv_layers[i].window, 0);
+        assert_int_equal(done.kv_layers[i].token_bytes, 2 * 2 * cfg->n_kv_heads * cfg->head_dim);
+    }
+    assert_int_equal(done.max_encoder_tokens, 0);
     model_file_close(file);
     assert_int_equal(r->vtbl->load(r, &m, &done, NULL, NULL, &why), PGD_EPROTO); /* a second time */
     assert_int_equal(r->vtbl->step(r, &empty, &result, &why), PGD_EPROTO); /* no KV cache yet */
-    assert_int_equal(r->vtbl->init_kv(r, &kv, &ready, &why), PGD_EPROTO);  /* another block size */
-    kv.block_size = BLOCK_SIZE;
+    kv = one_group_config(&done, 24, N_BLOCKS); /* no kernel takes such blocks */
+    assert_int_equal(r->vtbl->init_kv(r, &kv, &ready, &why), PGD_EINVAL);
+    kv = one_group_config(&done, BLOCK_SIZE, N_BLOCKS);
     assert_int_equal(r->vtbl->init_kv(r, &kv, &ready, &why), PGD_OK);
-    assert_int_equal(ready.kv_bytes,
-                     done.kv_page_bytes * N_BLOCKS * (uint64_t)done.n_layers_per_group[0]);
+    assert_int_equal(ready.kv_bytes, N_BLOCKS * kv_layout_block_bytes(&kv.layout));
     assert_int_equal(r->vtbl->init_kv(r, &kv, &ready, &why), PGD_EPROTO);
     assert_int_equal(step(r, &empty).n_results, 0);
     r->vtbl->destroy(r);
@@ -215,7 +221,7 @@ static void test_model_runner_refuses_messages(void **state)
     refuse_step(&m, "block id in [1, 12)");
     n = new_request(2, prompt, 20, ok, 1);
     m = message(&n, 1, NULL, 0);
-    refuse_step(&m, "blocks for 20 positions");
+    refuse_step(&m, "positions 0 to 19, got blocks for 0 to 15");
     n = good;
     n.n_scheduled_tokens = 21;
     m = message(&n, 1, NULL, 0);

@@ -19,6 +19,7 @@
 #include "common/mem.h"
 #include "common/model/dtype.h"
 #include "kernels/cpu_features.h"
+#include "tests/unit/one_group.h"
 #include "worker/model_runner.h"
 
 enum {
@@ -96,16 +97,16 @@ static void start_worker(engine *e)
                      .max_logprobs = N_LOGPROBS,
                      .n_threads = e->n_threads};
     load_done_msg done;
-    kv_config_msg kv = {.n_blocks = e->n_blocks, .n_groups = 1, .block_size = BLOCK_SIZE};
     kv_ready_msg ready;
     (void)snprintf(load.model_path, sizeof(load.model_path), "%s", e->model);
     if (model_runner_create(&e->runner, "cpu", &why) != PGD_OK ||
-        e->runner->vtbl->load(e->runner, &load, &done, NULL, NULL, &why) != PGD_OK ||
-        e->runner->vtbl->init_kv(e->runner, &kv, &ready, &why) != PGD_OK)
+        e->runner->vtbl->load(e->runner, &load, &done, NULL, NULL, &why) != PGD_OK)
+        fail_msg("%s: %s", e->model, why.text);
+    kv_config_msg kv = one_group_config(&done, BLOCK_SIZE, e->n_blocks);
+    if (e->runner->vtbl->init_kv(e->runner, &kv, &ready, &why) != PGD_OK)
         fail_msg("%s: %s", e->model, why.text);
     e->vocab_size = done.vocab_size;
-    assert_int_equal(ready.kv_bytes, done.kv_page_bytes * (uint64_t)done.n_layers_per_group[0] *
-                                         (uint64_t)e->n_blocks);
+    assert_int_equal(ready.kv_bytes, (uint64_t)e->n_blocks * kv_layout_block_bytes(&kv.layout));
 }
 
 static void stop_worker(engine *e)

@@ -17,6 +17,7 @@
 #include "common/mem.h"
 #include "kernels/cpu_features.h"
 #include "kernels/ops.h"
+#include "tests/unit/one_group.h"
 #include "worker/model_runner.h"
 #include "worker/prompt_scorer.h"
 
@@ -64,13 +65,13 @@ static step_runner *open_runner(const char *model)
                      .max_logprobs = MAX_BEST,
                      .n_threads = 2};
     load_done_msg done;
-    kv_config_msg kv = {
-        .n_blocks = MAX_LEN / BLOCK_SIZE + 1, .n_groups = 1, .block_size = BLOCK_SIZE};
     kv_ready_msg ready;
     (void)snprintf(load.model_path, sizeof(load.model_path), "%s", model);
     if (model_runner_create(&r, "cpu", &why) != PGD_OK ||
-        r->vtbl->load(r, &load, &done, NULL, NULL, &why) != PGD_OK ||
-        r->vtbl->init_kv(r, &kv, &ready, &why) != PGD_OK)
+        r->vtbl->load(r, &load, &done, NULL, NULL, &why) != PGD_OK)
+        fail_msg("%s: %s", model, why.text);
+    kv_config_msg kv = one_group_config(&done, BLOCK_SIZE, MAX_LEN / BLOCK_SIZE + 1);
+    if (r->vtbl->init_kv(r, &kv, &ready, &why) != PGD_OK)
         fail_msg("%s: %s", model, why.text);
     return r;
 }

@@ -14,6 +14,7 @@
 #include "common/hash.h"
 #include "common/mem.h"
 #include "engine/core/scheduler.h"
+#include "tests/unit/one_group.h"
 #include "worker/sim_runner.h"
 
 #define VOCAB        300
@@ -193,15 +194,13 @@ static void start_worker(const scheduler_opts *o, int32_t n_drafts, int32_t acce
                      .sim_vocab_size = VOCAB,
                      .sim_draft_tokens = n_drafts,
                      .sim_draft_accept = accept};
-    kv_config_msg kv = {.n_blocks = o->n_blocks,
-                        .n_groups = 1,
-                        .block_size = o->block_size,
-                        .max_model_len = o->max_model_len};
     load_done_msg done;
     kv_ready_msg ready;
     pgd_why why = {0};
     assert_int_equal(sim_runner_create(&runner, &why), PGD_OK);
     assert_int_equal(runner->vtbl->load(runner, &load, &done, on_progress, NULL, &why), PGD_OK);
+    kv_config_msg kv = one_group_config(&done, o->block_size, o->n_blocks);
+    kv.max_model_len = o->max_model_len;
     assert_int_equal(runner->vtbl->init_kv(runner, &kv, &ready, &why), PGD_OK);
 }
 

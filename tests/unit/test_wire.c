@@ -11,7 +11,7 @@ static void test_wire_header(void **state)
     assert_int_equal(f.n_bytes, WIRE_HEADER_BYTES);
     assert_memory_equal(
         f.data,
-        "PGDW\x02\x00\x0d\x00\x07\x00\x00\x00\x00\x00\x00\x00\x18\x00\x00\x00\x00\x00\x00\x00", 24);
+        "PGDW\x03\x00\x0d\x00\x07\x00\x00\x00\x00\x00\x00\x00\x18\x00\x00\x00\x00\x00\x00\x00", 24);
     assert_int_equal(wire_decode_header(&h, f.data, f.n_bytes, &why), PGD_OK);
     assert_int_equal(h.type, WIRE_SHUTDOWN);
     assert_int_equal(h.worker_epoch, 7);
@@ -19,11 +19,11 @@ static void test_wire_header(void **state)
                      PGD_OK);
     for (size_t n = 0; n < f.n_bytes; n++)
         assert_int_equal(wire_decode_header(&h, f.data, n, &why), PGD_EPROTO);
-    f.data[4] = 3;
-    assert_int_equal(wire_decode_header(&h, f.data, f.n_bytes, &why), PGD_EUNSUPPORTED);
-    assert_non_null(strstr(why.text, "expected protocol version 2, got 3"));
-    assert_int_equal(h.version, 3);
     f.data[4] = 2;
+    assert_int_equal(wire_decode_header(&h, f.data, f.n_bytes, &why), PGD_EUNSUPPORTED);
+    assert_non_null(strstr(why.text, "expected protocol version 3, got 2"));
+    assert_int_equal(h.version, 2);
+    f.data[4] = 3;
     f.data[6] = 0;
     assert_int_equal(wire_decode_header(&h, f.data, f.n_bytes, &why), PGD_EPROTO);
     f.data[6] = WIRE_TYPE_LAST + 1;
@@ -68,8 +68,8 @@ static void test_wire_limits(void **state)
                      .max_model_len = 33,
                      .vocab_size = 10,
                      .n_blocks = 5,
-                     .block_size = 16,
                      .n_groups = 1,
+                     .block_sizes = {16},
                      .max_logprobs = 20};
     assert_int_equal(wire_limits_derive(&l, NULL), PGD_OK);
     assert_int_equal(l.max_token_id, 9);
@@ -82,6 +82,18 @@ static void test_wire_limits(void **state)
     l.n_groups = PGD_MAX_KV_GROUPS + 1;
     assert_int_equal(wire_limits_derive(&l, &why), PGD_ERANGE);
     assert_non_null(strstr(why.text, "n_groups=9"));
+    l.n_groups = 3; /* the smallest block needs most */
+    l.block_sizes[1] = 8;
+    l.block_sizes[2] = 32;
+    assert_int_equal(wire_limits_derive(&l, NULL), PGD_OK);
+    assert_int_equal(l.max_blocks_per_request, 6);
+    l.max_encoder_tokens = 81;
+    assert_int_equal(wire_limits_derive(&l, NULL), PGD_OK);
+    assert_int_equal(l.max_blocks_per_request, 12);
+    l.max_encoder_tokens = 0;
+    l.block_sizes[2] = 0;
+    assert_int_equal(wire_limits_derive(&l, &why), PGD_ERANGE);
+    assert_non_null(strstr(why.text, "block size, got 0, at group 2"));
     l.n_groups = 1;
     l.vocab_size = 0;
     assert_int_equal(wire_limits_derive(&l, NULL), PGD_ERANGE);

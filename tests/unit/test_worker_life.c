@@ -110,9 +110,8 @@ PGD_NORETURN static void run_fake(const char *url)
     fake f = {.script = getenv("FAKE_WORKER"),
               .url = url,
               .hello = {.protocol_version = WIRE_VERSION, .device = "sim"}};
-    load_done_msg done = {.kv_page_bytes = 1024,
-                          .n_kv_groups = 1,
-                          .n_layers_per_group = {1},
+    load_done_msg done = {.n_kv_layers = 1,
+                          .kv_layers = {{ATTENTION_FULL, 0, 64}},
                           .vocab_size = 100,
                           .memory_free_bytes = 1 << 30};
     kv_ready_msg ready = {0};

@@ -129,8 +129,12 @@ static void test_worker_link_both_ways(void **state)
     for (uint64_t i = 0; i < 5; i++)
         expect_beat(l, i);
     assert_int_equal(worker_link_recv(l, &none, NULL), PGD_EAGAIN);
-    kv_config_msg kv = {.n_blocks = 5, .n_groups = 1, .block_size = 16, .max_model_len = 64};
-    kv_config_msg got;
+    kv_config_msg kv, got;
+    memset(&kv, 0, sizeof kv);
+    kv.n_blocks = 5;
+    kv.max_model_len = 64;
+    kv.layout.n_groups = kv.layout.n_layers = kv.layout.n_slots = 1;
+    kv.layout.groups[0].block_size = 16;
     assert_int_equal(worker_link_send(l, WIRE_KV_CONFIG, &control_kv_config_record, &kv), PGD_OK);
     assert_int_equal(worker_link_send(l, WIRE_SHUTDOWN, NULL, NULL), PGD_OK);
     engine_frame f;

@@ -43,7 +43,7 @@ typedef struct pass {
     const kernel_ops *ops;
     kernel_ctx *ctx;
     const input_batch *batch;
-    const block_table *table;
+    const kv_tables *tables;
     const kv_cache *kv;
     int32_t n_rows; /* of x: the batch's, then those with logits */
 } pass;
@@ -237,12 +237,12 @@ static pgd_err store_kv(const pass *p, int32_t layer)
     int64_t stride = (int64_t)(cfg->n_heads + 2 * cfg->n_kv_heads) * cfg->head_dim;
     float *k = p->d->qkv + (int64_t)cfg->n_heads * cfg->head_dim;
     kv_write_args args = {.pages = kv_cache_get_pages(p->kv, layer),
-                          .kv = *kv_cache_get_layout(p->kv),
+                          .kv = *kv_cache_get_page_layout(p->kv, layer),
                           .k = k,
                           .k_stride = stride,
                           .v = k + (int64_t)cfg->n_kv_heads * cfg->head_dim,
                           .v_stride = stride,
-                          .slots = p->batch->slots,
+                          .slots = p->batch->slots[kv_cache_group_of(p->kv, layer)],
                           .n_rows = p->n_rows};
     return p->ops->kv_write(&args, p->ctx);
 }
@@ -257,7 +257,7 @@ static pgd_err attend(const pass *p, int32_t layer)
                                (int64_t)(cfg->n_heads + 2 * cfg->n_kv_heads) * cfg->head_dim,
                            .n_heads = cfg->n_heads,
                            .pages = kv_cache_get_pages(p->kv, layer),
-                           .kv = *kv_cache_get_layout(p->kv),
+                           .kv = *kv_cache_get_page_layout(p->kv, layer),
                            .n_seqs = p->batch->n_seqs,
                            .query_start = p->batch->query_start,
                            .n_context = p->batch->n_context,
@@ -268,7 +268,8 @@ static pgd_err attend(const pass *p, int32_t layer)
         args.window = cfg->sliding_window;
     else if (cfg->layer_attention[layer] == ATTENTION_CHUNKED)
         args.chunk = cfg->attention_chunk;
-    args.block_table = block_table_get_ids(p->table, &args.block_table_stride);
+    args.block_table = block_table_get_ids(p->tables->groups[kv_cache_group_of(p->kv, layer)],
+                                           &args.block_table_stride);
     return p->ops->attention(&args, p->ctx);
 }
 
@@ -384,7 +385,7 @@ static pgd_err keep_logit_rows(pass *p, const float **attn)
 }
 
 pgd_err decoder_forward(decoder *d, float **logits, const input_batch *batch,
-                        const block_table *table, const kv_cache *kv, kernel_ctx *ctx,
+                        const kv_tables *tables, const kv_cache *kv, kernel_ctx *ctx,
                         uint64_t *progress)
 {
     pass p = {.d = d,
@@ -392,7 +393,7 @@ pgd_err decoder_forward(decoder *d, float **logits, const input_batch *batch,
               .ops = d->opts.ops,
               .ctx = ctx,
               .batch = batch,
-              .table = table,
+              .tables = tables,
               .kv = kv,
               .n_rows = batch->n_rows};
     PGD_ASSERT(batch->n_rows <= d->opts.max_rows && batch->n_logit_rows <= d->opts.max_seqs &&

@@ -9,7 +9,6 @@
 #ifndef WORKER_MODEL_DECODER_H
 #define WORKER_MODEL_DECODER_H
 
-#include "worker/block_table.h"
 #include "worker/input_batch.h"
 #include "worker/kv_cache.h"
 #include "worker/weights.h"
@@ -35,7 +34,7 @@ void decoder_destroy(decoder *d);
  * vocab_size] in *logits, a borrow until the next call. progress is incremented (atomically) after
  * each layer. */
 PGD_MUST_USE pgd_err decoder_forward(decoder *d, float **logits, const input_batch *batch,
-                                     const block_table *table, const kv_cache *kv, kernel_ctx *ctx,
+                                     const kv_tables *tables, const kv_cache *kv, kernel_ctx *ctx,
                                      uint64_t *progress);
 /* After decoder_forward: the raw logits [n, vocab_size] of prompt rows first to first + n - 1, n <=
  * DECODER_MAX_SLICE, in *logits, a borrow until the next call of this function; the logits of the
