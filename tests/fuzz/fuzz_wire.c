@@ -28,7 +28,7 @@ static void try_decode(const uint8_t *frame, size_t n_bytes, const wire_header *
                           .max_model_len = 96,
                           .vocab_size = 300,
                           .n_blocks = 50,
-                          .block_sizes = {8, 16, 4},
+                          .block_sizes = {8, 16, 12},
                           .n_groups = 1 + (int32_t)(h->worker_epoch % 3),
                           .max_logprobs = 5};
     pgd_why why;

@@ -3,6 +3,8 @@
 #ifndef TESTS_UNIT_ONE_GROUP_H
 #define TESTS_UNIT_ONE_GROUP_H
 
+#include <stdlib.h>
+
 #include "engine/kv/kv_groups.h"
 #include "proto/control.h"
 

@@ -150,7 +150,7 @@ static inline void sample_arena_init(sample_arena *a, uint64_t seed)
                               .max_model_len = 96,
                               .vocab_size = 300,
                               .n_blocks = 50,
-                              .block_sizes = {8, 16, 4},
+                              .block_sizes = {8, 16, 12},
                               .n_groups = sample_int(&a->rng, 1, 3),
                               .max_logprobs = 5};
     assert_int_equal(wire_limits_derive(&a->limits, NULL), PGD_OK);
