@@ -85,6 +85,8 @@ static pgd_err check_load(const load_msg *msg, pgd_why *why)
 
 static pgd_err check_model(const model_config *cfg, pgd_why *why)
 {
+    if (cfg->is_encoder_decoder)
+        return pgd_fail(why, PGD_EUNSUPPORTED, "expected a decoder, got a model with an encoder");
     if (cfg->head_dim > KV_PAGE_MAX_HEAD_DIM)
         return pgd_fail(why, PGD_EUNSUPPORTED, "expected a head size of at most %d, got %" PRId32,
                         KV_PAGE_MAX_HEAD_DIM, cfg->head_dim);

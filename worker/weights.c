@@ -9,10 +9,11 @@
 
 #include "common/mem.h"
 #include "common/model/model_layout.h"
+#include "worker/weights_internal.h"
 
 #define PACK_CHUNK_BYTES (1 << 18) /* of source rows that a thread packs at a time */
 
-typedef struct loader {
+struct weights_loader {
     const model_file *file;
     const model_config *cfg;
     const matmul_impl *matmul;
@@ -24,7 +25,9 @@ typedef struct loader {
     size_t n_bytes; /* handed out so far */
     uint64_t done_bytes;
     uint64_t total_bytes;
-} loader;
+};
+
+typedef weights_loader loader;
 
 typedef struct pack_job {
     const matmul_impl *matmul;
@@ -151,7 +154,7 @@ static pgd_err add_part(weights_linear *out, loader *ld, const model_tensor *t, 
 static pgd_err load_linear(weights_linear *out, loader *ld, int32_t n_in, int32_t n_names,
                            const char names[][MODEL_LAYOUT_MAX_NAME], const int32_t *n_outs)
 {
-    const model_tensor *tensors[MATMUL_MAX_WEIGHTS];
+    const model_tensor *tensors[MATMUL_MAX_WEIGHTS] = {NULL};
     bool fuse = true;
     *out = (weights_linear){.n_in = n_in};
     for (int32_t i = 0; i < n_names; i++) {
@@ -186,6 +189,46 @@ static pgd_err load_bias(weights_linear *out, loader *ld, int32_t n_names,
         bias += n_outs[i];
     }
     return PGD_OK;
+}
+
+/* --- for other models --- */
+
+const model_config *weights__config(const weights_loader *ld)
+{
+    return ld->cfg;
+}
+
+pgd_err weights__table(const float **out, weights_loader *ld, const char *name, int64_t n_rows,
+                       int64_t n_cols)
+{
+    const model_tensor *t;
+    size_t n_bytes;
+    PGD_TRY(find(&t, ld, name, n_rows, n_cols));
+    if (!mem_mul(&n_bytes, (size_t)n_rows * sizeof(float), (size_t)n_cols))
+        return PGD_ENOMEM;
+    float *values = take(ld, n_bytes);
+    *out = values;
+    if (!ld->data)
+        return PGD_OK;
+    for (int64_t i = 0; i < n_rows; i++)
+        dtype_dequantize_row(values + i * n_cols,
+                             (const uint8_t *)t->data +
+                                 (size_t)i * dtype_row_bytes(t->type, n_cols),
+                             n_cols, t->type);
+    advance(ld, t->n_bytes);
+    return PGD_OK;
+}
+
+pgd_err weights__linear(weights_linear *out, weights_loader *ld, const char *prefix, int32_t n_in,
+                        int32_t n_names, const char *const *what, const int32_t *n_outs)
+{
+    char names[MATMUL_MAX_WEIGHTS][MODEL_LAYOUT_MAX_NAME];
+    for (int32_t i = 0; i < n_names; i++)
+        (void)snprintf(names[i], sizeof(names[i]), "%s%s.weight", prefix, what[i]);
+    PGD_TRY(load_linear(out, ld, n_in, n_names, names, n_outs));
+    for (int32_t i = 0; i < n_names; i++)
+        (void)snprintf(names[i], sizeof(names[i]), "%s%s.bias", prefix, what[i]);
+    return load_bias(out, ld, n_names, names, n_outs);
 }
 
 /* --- the walk --------------------------------------------------------------------------------- */
@@ -259,6 +302,10 @@ static pgd_err walk(weights *w, loader *ld)
     w->embed_row_bytes = (int64_t)dtype_row_bytes(embed->type, cfg->dim);
     if (cfg->tied_head)
         memcpy(head[0], "token_embd.weight", sizeof("token_embd.weight"));
+    if (w->encdec) {
+        PGD_TRY(load_linear(&w->head, ld, cfg->dim, 1, head, &cfg->vocab_size));
+        return weights__walk_encdec(w, ld);
+    }
     if (cfg->has_rope_freqs)
         PGD_TRY(load_vector(&w->rope_freqs, ld, "rope_freqs.weight", cfg->rope_dim / 2, NULL));
     for (int32_t i = 0; i < cfg->n_layers; i++)
@@ -279,7 +326,8 @@ pgd_err weights_load(weights **out, const model_file *file, const matmul_impl *m
     pgd_err err = PGD_ENOMEM;
     w->n_layers = cfg->n_layers;
     w->layers = mem_calloc((size_t)cfg->n_layers, sizeof(*w->layers));
-    if (!w->layers)
+    if (!w->layers ||
+        (cfg->is_encoder_decoder && weights__create_encdec(&w->encdec, cfg) != PGD_OK))
         goto fail;
     loader ld = {.file = file,
                  .cfg = cfg,
@@ -320,5 +368,6 @@ void weights_destroy(weights *w)
         return;
     mem_free_aligned(w->data, w->n_bytes);
     mem_free(w->layers);
+    weights__destroy_encdec(w->encdec);
     mem_free(w);
 }

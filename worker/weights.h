@@ -35,6 +35,37 @@ typedef struct weights_layer {
     weights_linear down;
 } weights_layer;
 
+typedef struct encdec_norm {
+    const float *weight; /* [dim] */
+    const float *bias;   /* [dim] */
+} encdec_norm;
+
+/* A layer of an encoder or decoder: each norm is behind the part it is named after. */
+typedef struct encdec_layer {
+    weights_linear qkv; /* dim -> 3 dim */
+    weights_linear attn_out;
+    encdec_norm attn_norm;
+    weights_linear cross_q;  /* decoder only, as the next three */
+    weights_linear cross_kv; /* dim -> 2 dim, of the encoder's output */
+    weights_linear cross_out;
+    encdec_norm cross_norm;
+    weights_linear up;
+    weights_linear down;
+    encdec_norm layer_norm;
+} encdec_layer;
+
+typedef struct encdec_side {
+    const float *positions; /* [position_offset + positions, dim] */
+    encdec_norm embed_norm;
+    int32_t n_layers;
+    encdec_layer *layers; /* [n_layers] */
+} encdec_side;
+
+typedef struct encdec_weights {
+    encdec_side encoder;
+    encdec_side decoder;
+} encdec_weights;
+
 typedef struct weights {
     const void *embed; /* [vocab_size, dim] of embed_type, in the file */
     dtype embed_type;
@@ -43,8 +74,9 @@ typedef struct weights {
     weights_linear head;     /* dim -> vocab_size */
     const float *rope_freqs; /* [rope_dim / 2] or NULL */
     int32_t n_layers;
-    weights_layer *layers; /* [n_layers] */
-    void *data;            /* everything packed, one block */
+    weights_layer *layers;  /* [n_layers] */
+    encdec_weights *encdec; /* instead of out_norm, rope_freqs and layers; else NULL */
+    void *data;             /* everything packed, one block */
     size_t n_bytes;
 } weights;
 

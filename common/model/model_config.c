@@ -16,6 +16,7 @@ enum {
     MAX_HEAD_DIM = 4096,
     MAX_VOCAB = 1 << 24,
     MAX_CONTEXT = 1 << 30,
+    MAX_SOURCE = 1 << 20, /* learned positions: each is a row of a table */
 };
 
 static pgd_err check_range(const char *what, int64_t got, int64_t min, int64_t max, pgd_why *why)
@@ -108,6 +109,27 @@ static pgd_err check_rope(const model_config *cfg, pgd_why *why)
     return PGD_OK;
 }
 
+static pgd_err check_encdec(const model_config *cfg, pgd_why *why)
+{
+    const encdec_config *e = &cfg->encdec;
+    int64_t last = (int64_t)cfg->vocab_size - 1;
+    PGD_TRY(check_range("number of encoder layers", e->n_layers, 1, MODEL_MAX_LAYERS, why));
+    PGD_TRY(check_range("number of encoder heads", e->n_heads, 1, MAX_HEADS, why));
+    PGD_TRY(check_range("encoder head size", e->head_dim, 2, MAX_HEAD_DIM, why));
+    PGD_TRY(check_range("encoder feed-forward size", e->ffn_dim, 1, MAX_FFN_DIM, why));
+    PGD_TRY(check_range("encoder positions", e->max_source, 1, MAX_SOURCE, why));
+    PGD_TRY(check_range("decoder positions", cfg->max_context, 1, MAX_SOURCE, why));
+    PGD_TRY(check_range("offset of positions", e->position_offset, 0, 16, why));
+    PGD_TRY(check_real("embedding scale", (double)e->embed_scale, 1e-6, 1e6, why));
+    PGD_TRY(check_range("decoder_start_token_id", e->start_id, 0, last, why));
+    PGD_TRY(check_range("forced_bos_token_id", e->forced_bos_id, -1, last, why));
+    PGD_TRY(check_range("forced_eos_token_id", e->forced_eos_id, -1, last, why));
+    if (e->head_dim % 2 != 0)
+        return pgd_fail(why, PGD_EFORMAT, "expected an even encoder head size, got %" PRId32,
+                        e->head_dim);
+    return PGD_OK;
+}
+
 static pgd_err check_ids(const model_config *cfg, pgd_why *why)
 {
     int64_t last = (int64_t)cfg->vocab_size - 1;
@@ -142,7 +164,7 @@ pgd_err model_config_check(const model_config *cfg, pgd_why *why)
         return pgd_fail(why, PGD_EFORMAT, "expected an architecture name, got none");
     PGD_TRY(check_sizes(cfg, why));
     PGD_TRY(check_attention(cfg, why));
-    PGD_TRY(check_rope(cfg, why));
+    PGD_TRY(cfg->is_encoder_decoder ? check_encdec(cfg, why) : check_rope(cfg, why));
     PGD_TRY(check_ids(cfg, why));
     return check_generation(cfg, why);
 }

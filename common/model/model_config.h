@@ -26,8 +26,27 @@ typedef enum rope_scaling {
     ROPE_SCALING_YARN
 } rope_scaling;
 
-/* Of the gate in the feed-forward part; GELU_TANH is GELU's tanh form. */
-typedef enum ffn_act { FFN_ACT_SILU, FFN_ACT_GELU_TANH } ffn_act;
+/* Of the gate in the feed-forward part; GELU_TANH is GELU's tanh form. GELU and RELU: of an
+ * encoder-decoder model's, which has no gate. */
+typedef enum ffn_act { FFN_ACT_SILU, FFN_ACT_GELU_TANH, FFN_ACT_GELU, FFN_ACT_RELU } ffn_act;
+
+/* What an encoder-decoder model has besides its decoder, whose sizes are the model_config's own: an
+ * encoder of the same hidden size, and tokens that begin and end a text. Norms are layer norms
+ * behind each part (post-norm), positions are learned, every map has a bias. */
+typedef struct encdec_config {
+    int32_t n_layers; /* of the encoder, as the next ones */
+    int32_t n_heads;
+    int32_t head_dim;
+    int32_t ffn_dim;
+    int32_t max_source;      /* tokens that an encoder input has at most */
+    int32_t position_offset; /* rows of a table of positions before position 0 */
+    float embed_scale;       /* factor of token embeddings */
+    bool has_logits_bias;    /* tensor output.bias [1, vocab_size] */
+    token_id start_id;       /* the decoder's first token, not generated */
+    token_id forced_bos_id;  /* the first token that is generated; -1 = any */
+    token_id forced_eos_id;  /* the last one when a text is cut at its limit; -1 = any */
+    char ignored[160];       /* members of generation_config that this build leaves out */
+} encdec_config;
 
 typedef struct model_config {
     char arch[32];    /* "llama", "qwen2", "gemma3", ... */
@@ -78,6 +97,9 @@ typedef struct model_config {
     bool norm_plus_one; /* norm weights are stored less one (Gemma outside GGUF) */
     bool
         post_norms; /* what attention and the FFN give is normalised before it is added (Gemma 2) */
+
+    bool is_encoder_decoder;
+    encdec_config encdec; /* all 0 in other models */
 
     token_id bos_id; /* -1 = none */
     token_id pad_id;

@@ -94,11 +94,15 @@ static const hf_traits archs[] = {
      .act_member = "hidden_activation",
      .default_act = FFN_ACT_GELU_TANH,
      .is_gemma = true},
+    {.class_name = "BartForConditionalGeneration",
+     .model_type = "bart",
+     .default_context = 1024,
+     .is_encdec = true},
 };
 
 #define SUPPORTED_ARCHS                                                          \
     "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, " \
-    "SmolLM3ForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM"
+    "SmolLM3ForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, BartForConditionalGeneration"
 
 typedef hf_reader reader;
 
@@ -297,10 +301,9 @@ static pgd_err read_eos(const reader *r, const cJSON *json)
     return PGD_OK;
 }
 
-/* -1 is a usual way to say "none". */
-static pgd_err read_optional_id(token_id *out, const reader *r, const char *name)
+pgd_err model_config_hf__id(token_id *out, const reader *r, const cJSON *json, const char *name)
 {
-    const cJSON *item = json_get(r->json, name);
+    const cJSON *item = json_get(json, name);
     if (item == NULL || (cJSON_IsNumber(item) && item->valuedouble == -1.0))
         return PGD_OK;
     return check_id(out, r, item, name);
@@ -323,6 +326,10 @@ static pgd_err read_generation_config(const reader *r, const cJSON *json)
     if (!cJSON_IsObject(json))
         return pgd_fail(r->why, PGD_EFORMAT, "expected a JSON object, got another value");
     PGD_TRY(read_eos(r, json));
+    if (cfg->is_encoder_decoder) {
+        PGD_TRY(model_config_hf__encdec_ids(r, json));
+        model_config_hf__encdec_ignored(r, json);
+    }
     PGD_TRY(read_default(&cfg->has_temperature, &cfg->gen_temperature, r, json, "temperature"));
     PGD_TRY(read_default(&cfg->has_top_p, &cfg->gen_top_p, r, json, "top_p"));
     PGD_TRY(read_default(&cfg->has_min_p, &cfg->gen_min_p, r, json, "min_p"));
@@ -340,11 +347,16 @@ static pgd_err read_config(reader *r)
         return pgd_fail(r->why, PGD_EFORMAT, "expected a JSON object, got another value");
     PGD_TRY(find_arch(r));
     PGD_TRY(refuse_options(r));
-    PGD_TRY(read_sizes(r));
-    PGD_TRY(read_flags(r));
-    PGD_TRY(model_config_hf__layers(r));
-    PGD_TRY(read_optional_id(&r->cfg->bos_id, r, "bos_token_id"));
-    PGD_TRY(read_optional_id(&r->cfg->pad_id, r, "pad_token_id"));
+    if (r->arch->is_encdec) {
+        PGD_TRY(model_config_hf__encdec(r));
+        model_config_hf__encdec_ignored(r, r->json);
+    } else {
+        PGD_TRY(read_sizes(r));
+        PGD_TRY(read_flags(r));
+        PGD_TRY(model_config_hf__layers(r));
+    }
+    PGD_TRY(model_config_hf__id(&r->cfg->bos_id, r, r->json, "bos_token_id"));
+    PGD_TRY(model_config_hf__id(&r->cfg->pad_id, r, r->json, "pad_token_id"));
     PGD_TRY(read_eos(r, r->json));
     return model_config_check(r->cfg, r->why);
 }

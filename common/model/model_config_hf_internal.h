@@ -41,6 +41,7 @@ typedef struct hf_traits {
     bool has_qk_norm;
     const char *act_member; /* NULL = "hidden_act" */
     ffn_act default_act;
+    bool is_encdec;
     bool is_gemma; /* norms less one, post norms, scaled embeddings, "query_pre_attn_scalar" */
     float default_attn_soft_cap; /* 0 = none, like null */
     float default_final_soft_cap;
@@ -56,7 +57,16 @@ typedef struct hf_reader {
 /* *out unchanged when the member is absent or null and not required. */
 PGD_MUST_USE pgd_err model_config_hf__i32(int32_t *out, const hf_reader *r, const char *name,
                                           bool is_required);
+/* Likewise a token id of the vocabulary; -1 is a usual way to say "none" and changes nothing. */
+PGD_MUST_USE pgd_err model_config_hf__id(token_id *out, const hf_reader *r, const cJSON *json,
+                                         const char *name);
 /* Layers with rope, local layers with their window or chunk, and rotary position encoding. */
 PGD_MUST_USE pgd_err model_config_hf__layers(const hf_reader *r);
+/* All of an encoder-decoder model but the ids that every model has. */
+PGD_MUST_USE pgd_err model_config_hf__encdec(const hf_reader *r);
+/* Its start and forced tokens, of config.json or generation_config.json. */
+PGD_MUST_USE pgd_err model_config_hf__encdec_ids(const hf_reader *r, const cJSON *json);
+/* Notes the members that ask for what this build leaves out. */
+void model_config_hf__encdec_ignored(const hf_reader *r, const cJSON *json);
 
 #endif

@@ -71,7 +71,9 @@ static pgd_err list_shard_tensors(model_file *f, pgd_why *why)
     for (int32_t i = 0; i < f->n_tensors; i++) {
         const safetensors_tensor *from = weight_shards_get_tensor_at(f->shards, i);
         model_tensor *to = &f->tensors[i];
-        if (!model_hf_names_map(f->names[i], NAME_BYTES, from->name, f->cfg.post_norms))
+        if (!(f->cfg.is_encoder_decoder
+                  ? model_hf_names_map_encdec(f->names[i], NAME_BYTES, from->name)
+                  : model_hf_names_map(f->names[i], NAME_BYTES, from->name, f->cfg.post_norms)))
             return pgd_fail(why, PGD_EFORMAT, "expected shorter tensor names, got \"%.100s...\"",
                             from->name);
         to->name = f->names[i];
@@ -181,6 +183,8 @@ pgd_err model_file_open_listing(model_file **out, const char *path, pgd_err *con
     }
     f->has_cfg = *config_err == PGD_OK;
     f->cfg.main_dtype = find_main_dtype(f);
+    if (f->cfg.is_encoder_decoder)
+        f->cfg.encdec.has_logits_bias = model_file_get_tensor(f, "output.bias") != NULL;
     *out = f;
     return PGD_OK;
 }
@@ -327,7 +331,7 @@ pgd_err model_file_check_runnable(const model_file *file, pgd_why *why)
         const char *name = file->tensors[i].name;
         if (!model_layout_has_tensor(cfg, name) && !model_layout_may_ignore(cfg, name))
             return pgd_fail(why, PGD_EUNSUPPORTED,
-                            "expected only tensors of the %s decoder, got \"%s\", which this build "
+                            "expected only tensors of a %s model, got \"%s\", which this build "
                             "would ignore",
                             cfg->arch, name);
     }

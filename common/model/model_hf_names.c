@@ -91,3 +91,81 @@ bool model_hf_names_map(char *out, size_t out_bytes, const char *name, bool post
     int n = snprintf(out, out_bytes, "%s", mapped);
     return n >= 0 && (size_t)n < out_bytes;
 }
+
+/* --- encoder-decoder models --- */
+
+/* Whole names behind "model.". */
+static const name_pair encdec_names[] = {
+    {"shared.weight", "token_embd.weight"},
+    {"lm_head.weight", "output.weight"},
+    {"final_logits_bias", "output.bias"},
+};
+
+/* What stands between "encoder." or "decoder." and ".weight" or ".bias". */
+static const name_pair side_names[] = {
+    {"embed_tokens", "token_embd"},
+    {"embed_positions", "position_embd"},
+    {"layernorm_embedding", "token_embd_norm"},
+};
+
+/* ... and behind "layers.N.". */
+static const name_pair side_layer_names[] = {
+    {"self_attn.q_proj", "attn_q"},
+    {"self_attn.k_proj", "attn_k"},
+    {"self_attn.v_proj", "attn_v"},
+    {"self_attn.out_proj", "attn_output"},
+    {"self_attn_layer_norm", "attn_output_norm"},
+    {"encoder_attn.q_proj", "cross_attn_q"},
+    {"encoder_attn.k_proj", "cross_attn_k"},
+    {"encoder_attn.v_proj", "cross_attn_v"},
+    {"encoder_attn.out_proj", "cross_attn_output"},
+    {"encoder_attn_layer_norm", "cross_attn_output_norm"},
+    {"fc1", "ffn_up"},
+    {"fc2", "ffn_down"},
+    {"final_layer_norm", "layer_output_norm"},
+};
+
+static const char *skip(const char *name, const char *prefix)
+{
+    size_t n = strlen(prefix);
+    return strncmp(name, prefix, n) == 0 ? name + n : NULL;
+}
+
+/* Of a name behind "encoder." or "decoder."; false when it has no counterpart or does not fit. */
+static bool map_side(char *out, size_t out_bytes, const char *side, const char *name)
+{
+    const char *ending;
+    const char *module = find_module(side_names, PGD_ARRAY_LEN(side_names), name, &ending);
+    int n = -1;
+    if (module != NULL) {
+        n = snprintf(out, out_bytes, "%s.%s%s", side, module, ending);
+        return n > 0 && (size_t)n < out_bytes;
+    }
+    const char *layer = skip(name, "layers.");
+    int n_digits = layer != NULL ? (int)strspn(layer, "0123456789") : 0;
+    if (n_digits == 0 || layer[n_digits] != '.')
+        return false;
+    module = find_module(side_layer_names, PGD_ARRAY_LEN(side_layer_names), layer + n_digits + 1,
+                         &ending);
+    if (module != NULL)
+        n = snprintf(out, out_bytes, "%s.blk.%.*s.%s%s", side, n_digits, layer, module, ending);
+    return n > 0 && (size_t)n < out_bytes;
+}
+
+bool model_hf_names_map_encdec(char *out, size_t out_bytes, const char *name)
+{
+    const char *inner = skip(name, "model.");
+    inner = inner != NULL ? inner : name;
+    const char *in_encoder = skip(inner, "encoder."), *in_decoder = skip(inner, "decoder.");
+    if (in_encoder != NULL && map_side(out, out_bytes, "enc", in_encoder))
+        return true;
+    if (in_decoder != NULL && map_side(out, out_bytes, "dec", in_decoder))
+        return true;
+    const char *mapped = name;
+    for (size_t i = 0; i < PGD_ARRAY_LEN(encdec_names); i++) {
+        if (strcmp(inner, encdec_names[i].hf) == 0)
+            mapped = encdec_names[i].gguf;
+    }
+    int n = snprintf(out, out_bytes, "%s", mapped);
+    return n >= 0 && (size_t)n < out_bytes;
+}

@@ -1,7 +1,8 @@
 /* Tensor names of Hugging Face checkpoints in the spelling of GGUF, which the rest of paged uses.
  *
  * Thread:  any
- * Source:  parameter names of the Llama family in Hugging Face transformers; the GGUF
+ * Source:  parameter names of the Llama family and of BART in Hugging Face
+ *          transformers; the GGUF
  *          specification's tensor names
  */
 #ifndef COMMON_MODEL_MODEL_HF_NAMES_H
@@ -14,5 +15,9 @@
  * output, not the FFN's own. False when out_bytes is too small. */
 PGD_MUST_USE bool model_hf_names_map(char *out, size_t out_bytes, const char *name,
                                      bool post_norms);
+
+/* The same for an encoder-decoder model: "model.decoder.layers.0.fc1.bias" → "dec.blk.0.ffn_up.bias",
+ * with or without "model." in front. */
+PGD_MUST_USE bool model_hf_names_map_encdec(char *out, size_t out_bytes, const char *name);
 
 #endif

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/model/encdec_layout.h"
+
 /* A side of a shape. */
 typedef enum side { ONE, DIM, Q_DIM, KV_DIM, HEAD_DIM, FFN_DIM, VOCAB, ROPE_HALF } side;
 
@@ -130,6 +132,8 @@ static const row *nth_needed(const row *rows, size_t n_rows, const model_config 
 
 int32_t model_layout_n_tensors(const model_config *cfg)
 {
+    if (cfg->is_encoder_decoder)
+        return encdec_layout_n_tensors(cfg);
     return COUNT_NEEDED(first_rows, cfg) + cfg->n_layers * COUNT_NEEDED(layer_rows, cfg) +
            COUNT_NEEDED(last_rows, cfg);
 }
@@ -139,6 +143,10 @@ void model_layout_get_tensor(model_layout_tensor *out, const model_config *cfg, 
     int32_t n_first = COUNT_NEEDED(first_rows, cfg);
     int32_t n_layer = COUNT_NEEDED(layer_rows, cfg);
     const row *r;
+    if (cfg->is_encoder_decoder) {
+        encdec_layout_get_tensor(out, cfg, idx);
+        return;
+    }
     PGD_ASSERT(idx >= 0);
     if (idx < n_first) {
         r = NTH_NEEDED(first_rows, cfg, idx);
@@ -192,6 +200,8 @@ static const char *skip_layer(const model_config *cfg, const char *name)
 
 bool model_layout_has_tensor(const model_config *cfg, const char *name)
 {
+    if (cfg->is_encoder_decoder)
+        return encdec_layout_has_tensor(cfg, name);
     const char *in_layer = skip_layer(cfg, name);
     if (in_layer != NULL)
         return is_in(layer_rows, PGD_ARRAY_LEN(layer_rows), cfg, in_layer);
@@ -201,6 +211,8 @@ bool model_layout_has_tensor(const model_config *cfg, const char *name)
 
 bool model_layout_may_ignore(const model_config *cfg, const char *name)
 {
+    if (cfg->is_encoder_decoder)
+        return encdec_layout_may_ignore(name);
     const char *in_layer = skip_layer(cfg, name);
     if (in_layer != NULL)
         return strcmp(in_layer, "attn_rot_embd.weight") == 0;

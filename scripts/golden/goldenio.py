@@ -109,6 +109,42 @@ def read_logits(path):
     return vocab, cases
 
 
+# --- encoder-decoder logits ---------------------------------------------------------------------
+
+
+def write_encdec(path, vocab_size, cases):
+    """cases: dicts as write_logits takes them (prompt: the decoder's) with encoder, a list."""
+    out = [b"PGENCDE1", u32([len(cases), vocab_size])]
+    for c in cases:
+        logits = np.asarray(c["logits"], np.float32)
+        assert logits.shape == (len(c["positions"]), vocab_size) and np.isfinite(logits).all()
+        assert c["positions"][-1] == len(c["prompt"]) - 1 and len(c["margin"]) == len(c["greedy"])
+        out += [
+            u32([len(c["encoder"]), len(c["prompt"]), len(c["positions"]), len(c["greedy"])]),
+            f32([logits.max() - logits.min()]),
+            u32(c["encoder"]),
+            u32(c["prompt"]),
+            u32(c["positions"]),
+            u32(c["greedy"]),
+            f32(c["margin"]),
+            f32(logits),
+        ]
+    save(path, b"".join(out))
+
+
+def read_encdec(path):
+    r = Reader(path, b"PGENCDE1")
+    n, vocab = r.u32(), r.u32()
+    cases = []
+    for _ in range(n):
+        ne, np_, nq, ng = r.u32(), r.u32(), r.u32(), r.u32()
+        c = {"range": r.f32(), "encoder": r.u32(ne), "prompt": r.u32(np_), "positions": r.u32(nq)}
+        c |= {"greedy": r.u32(ng), "margin": r.f32(ng), "logits": r.f32(nq * vocab).reshape(nq, vocab)}
+        cases.append(c)
+    r.end()
+    return vocab, cases
+
+
 # --- dequantisation -----------------------------------------------------------------------------
 
 

@@ -478,10 +478,24 @@ static void test_model_mutations_tiny_gguf(void **state)
     free(data);
 }
 
-static void test_model_mutations_tiny_directory(void **state)
+/* The file's text as a string, which must be freed. */
+static char *read_text(const char *from, const char *name)
 {
-    (void)state;
-    static const char from[] = "tests/data/models/qwen3-tiny";
+    char file[160], *data;
+    size_t n_bytes;
+    pgd_why why = {{0}};
+    (void)snprintf(file, sizeof(file), "%s/%s", from, name);
+    if (file_read(&data, &n_bytes, file, 1u << 20, &why) != PGD_OK)
+        fail_msg("%s", why.text);
+    char *text = realloc(data, n_bytes + 1);
+    if (text == NULL)
+        abort();
+    text[n_bytes] = '\0';
+    return text;
+}
+
+static void damage_tiny_directory(const char *from, bool damages_config)
+{
     static const char *const names[] = {"config.json", "generation_config.json",
                                         "model.safetensors"};
     tally t = {0};
@@ -503,6 +517,26 @@ static void test_model_mutations_tiny_directory(void **state)
     check_untouched_runs(dir);
     cut_everywhere(&t, file, dir, n_bytes, 64);
     assert_true(header_bytes < n_bytes && (size_t)t.n_probes > n_bytes / 1024);
+    for (int i = 0; damages_config && i < 2; i++) {
+        char name[32];
+        char *text = read_text(from, names[i]);
+        (void)snprintf(name, sizeof(name), "%s", names[i]);
+        mutate_json(&t, text, try_text_file, name);
+        builder_write_text(dir, name, text);
+        free(text);
+    }
+}
+
+static void test_model_mutations_tiny_directory(void **state)
+{
+    (void)state;
+    damage_tiny_directory("tests/data/models/qwen3-tiny", false);
+}
+
+static void test_model_mutations_encoder_decoder(void **state)
+{
+    (void)state;
+    damage_tiny_directory("tests/data/models/bart-tiny", true);
 }
 
 int main(void)
@@ -518,6 +552,7 @@ int main(void)
         cmocka_unit_test(test_model_mutations_shard_index),
         cmocka_unit_test(test_model_mutations_tiny_gguf),
         cmocka_unit_test(test_model_mutations_tiny_directory),
+        cmocka_unit_test(test_model_mutations_encoder_decoder),
     };
     return cmocka_run_group_tests(tests, make_model_dir, remove_model_dir);
 }
