@@ -50,6 +50,7 @@ typedef struct config {
     int64_t long_prefill_token_threshold; /* 0 = off */
     int64_t scheduling_policy;            /* config_policy */
     double kv_watermark;                  /* fraction of blocks kept free at admission */
+    bool scheduler_reserve_full_isl;      /* admit only what fits whole */
 
     /* [cache] */
     int64_t block_size;

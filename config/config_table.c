@@ -70,6 +70,10 @@ const config_option config_options[] = {
      "fcfs: in order of arrival. priority: smaller `priority` of a request first."},
     {"scheduler", "kv_watermark", CONFIG_FLOAT, FIELD(kv_watermark), 0, "fraction", 0, 0.5, "0",
      NULL, "Share of the KV blocks that admitting a request must leave free while others run."},
+    {"scheduler", "scheduler_reserve_full_isl", CONFIG_BOOL, FIELD(scheduler_reserve_full_isl), 0,
+     "", 0, 0, "true", NULL,
+     "Admit a request only when its whole prompt has room in the KV cache. false: when its first "
+     "chunk has; more is preempted then."},
 
     {"cache", "block_size", INT(block_size, "tokens", 16, 256), "16", NULL,
      "Tokens per KV block; a multiple of 16."},

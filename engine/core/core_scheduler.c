@@ -23,6 +23,7 @@ pgd_err core_scheduler_create(scheduler **out, const scheduler_opts *base, const
     o.num_lookahead_tokens = sizes->n_draft_tokens;
     o.max_steps_in_flight = CORE_STEPS_IN_FLIGHT;
     o.watermark = cfg->kv_watermark;
+    o.admit_partly = !cfg->scheduler_reserve_full_isl;
     o.n_blocks = kv->n_blocks;
     o.block_size = sizes->block_size;
     o.n_groups = kv->groups.layout.n_groups;

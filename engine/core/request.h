@@ -76,7 +76,10 @@ typedef struct request {
     token_logprob *prompt_logprobs;
 
     int32_t num_computed_tokens;
-    int32_t num_cached_tokens; /* prefix hit at first admission; -1 before */
+    int32_t num_cached_tokens; /* prefix hit at first admission, loaded or not; -1 before */
+    int32_t n_external_tokens; /* of the tokens computed at admission, those that were loaded */
+    bool skip_external_lookup; /* a load of it failed */
+    bool is_held;              /* finished, but a transfer still needs its blocks */
     int32_t num_preemptions;
     int32_t n_prompt_seen; /* prompt tokens that were cached or computed at least once */
     int32_t n_output_placeholders;
@@ -95,7 +98,7 @@ typedef struct request {
     size_t salt_extra_bytes;
 
     uint64_t scheduled_us;   /* last admission before the first token; 0 before */
-    list_node queue_node;    /* waiting queue or the scheduler's set-aside list */
+    list_node queue_node;    /* waiting queue, or the scheduler's list of set aside or held ones */
     int32_t running_idx;     /* position in the running list; -1 */
     int32_t heap_idx;        /* priority queue; -1 */
     int32_t entry_idx;       /* position in the step being scheduled; -1 */

@@ -1,6 +1,6 @@
 /* Intrusive both ways: the list node and the heap index live in the request, so that an abort
- * removes it in O(1) or O(log n) and a push never allocates. "Preempted" is read from the status,
- * which is set before the push. */
+ * removes it in O(1) or O(log n) and a push never allocates. "Preempted" is what has been admitted
+ * before, which does not change while it is queued. */
 #include "engine/core/request_queue.h"
 
 #include "common/mem.h"
@@ -45,7 +45,7 @@ void request_queue_destroy(request_queue *q)
 
 static int class_of(const request *r)
 {
-    return r->status == REQUEST_PREEMPTED ? 0 : 1;
+    return r->epoch > 0 ? 0 : 1;
 }
 
 bool request_queue_is_before(const request *a, const request *b)

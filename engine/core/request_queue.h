@@ -1,10 +1,10 @@
 /* Waiting requests in the order they are to be admitted (rules SC6, SC7).
  *
  * FCFS: a deque. Priority: a heap by (priority, preempted first, arrival, id); smaller priority
- * values come first. Under both policies a preempted request goes ahead of the others of its
- * priority class (FCFS has one class), preempted ones among themselves in arrival order.
+ * values come first. Under both policies a preempted request (epoch > 0) goes ahead of the others
+ * of its priority class (FCFS has one class), preempted ones among themselves in arrival order.
  * Owns:    nothing; a request is in at most one queue
- * Limits:  max_requests, fixed at create; status must not change while queued, except by removal
+ * Limits:  max_requests, fixed at create; priority and epoch must not change while queued
  * Thread:  core
  */
 #ifndef ENGINE_CORE_REQUEST_QUEUE_H

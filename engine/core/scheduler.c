@@ -5,8 +5,9 @@
  *                 └── preempted ◄──┘
  *
  * A request is in exactly one of waiting queue and running list until it finishes; after that only
- * step records refer to it. The map by id holds the unfinished ones. scheduler_schedule.c makes
- * steps, scheduler_update.c applies their results. */
+ * step records and the list of held ones refer to it. The map by id holds the unfinished ones.
+ * scheduler_schedule.c makes steps, scheduler_update.c applies their results, scheduler_load.c
+ * knows of blocks that come from or go to elsewhere. */
 #include "engine/core/scheduler.h"
 
 #include "common/mem.h"
@@ -108,8 +109,13 @@ pgd_err scheduler_create(scheduler **out, const scheduler_opts *opts)
         s->opts.max_steps_in_flight = SCHEDULER_MAX_STEPS_IN_FLIGHT;
     s->next_step_id = 1;
     list_init(&s->set_aside);
+    list_init(&s->held);
+    s->has_connector = opts->connector != NULL;
+    if (s->has_connector)
+        s->connector = *opts->connector;
     pgd_err err = create_parts(s);
-    s->opts.hash_seed = NULL; /* both were borrows */
+    s->opts.hash_seed = NULL; /* these were borrows */
+    s->opts.connector = NULL;
     s->opts.groups = NULL;
     if (err != PGD_OK) {
         scheduler_destroy(s);
@@ -119,9 +125,10 @@ pgd_err scheduler_create(scheduler **out, const scheduler_opts *opts)
     return PGD_OK;
 }
 
-static void release(scheduler *s, request *r)
+void scheduler__release_if_done(scheduler *s, request *r)
 {
-    s->opts.on_release(s->opts.arg, r);
+    if (request_is_finished(r) && r->n_in_flight == 0 && !r->is_held)
+        s->opts.on_release(s->opts.arg, r);
 }
 
 /* Forgets every step in flight; finished requests that were waiting for theirs are released. */
@@ -132,8 +139,7 @@ static void forget_steps(scheduler *s)
         for (int32_t e = 0; e < record->n_entries; e++) {
             request *r = record->entries[e].r;
             r->n_in_flight--;
-            if (request_is_finished(r) && r->n_in_flight == 0)
-                release(s, r);
+            scheduler__release_if_done(s, r);
         }
         record->n_entries = 0;
     }
@@ -145,11 +151,16 @@ void scheduler_destroy(scheduler *s)
     if (s == NULL)
         return;
     forget_steps(s);
+    while (!list_is_empty(&s->held)) {
+        request *r = LIST_ENTRY(s->held.next, request, queue_node);
+        list_remove(&r->queue_node);
+        s->opts.on_release(s->opts.arg, r);
+    }
     size_t pos = 0;
     uint64_t id;
     uintptr_t value;
     while (s->requests != NULL && hash_map_next(s->requests, &pos, &id, &value))
-        release(s, (request *)value);
+        s->opts.on_release(s->opts.arg, (request *)value);
     hash_map_destroy(s->requests);
     request_queue_destroy(s->waiting);
     kv_manager_destroy(s->kv);
@@ -247,6 +258,7 @@ void scheduler__drop_progress(scheduler *s, request *r, int32_t n_valid_tokens)
     r->n_in_flight_tokens = 0;
     r->n_draft_tokens = 0;
     r->n_held_drafts = 0;
+    r->n_external_tokens = 0;
 }
 
 void scheduler__finish(scheduler *s, request *r, request_status was, request_status status,
@@ -259,13 +271,13 @@ void scheduler__finish(scheduler *s, request *r, request_status was, request_sta
     } else {
         request_queue_remove(s->waiting, r);
     }
-    kv_manager_free(s->kv, r, n_valid_tokens);
+    if (!scheduler__hold(s, r, was))
+        kv_manager_free(s->kv, r, n_valid_tokens);
     r->status = status;
     bool was_known = hash_map_remove(s->requests, r->id);
     PGD_ASSERTF(was_known, "request %llu finished twice", (unsigned long long)r->id);
     s->opts.on_finished(s->opts.arg, r, error);
-    if (r->n_in_flight == 0)
-        release(s, r);
+    scheduler__release_if_done(s, r);
 }
 
 bool scheduler_finish_request(scheduler *s, uint64_t request_id, request_status status)
@@ -287,13 +299,15 @@ bool scheduler_finish_request(scheduler *s, uint64_t request_id, request_status 
 
 bool scheduler_has_work(const scheduler *s)
 {
-    return s->n_running > 0 || request_queue_n_requests(s->waiting) > 0 || s->n_finished_ids > 0;
+    return s->n_running > 0 || request_queue_n_requests(s->waiting) > 0 || s->n_finished_ids > 0 ||
+           !list_is_empty(&s->held);
 }
 
 void scheduler_reset_worker(scheduler *s)
 {
     thread_assert(THREAD_CORE);
     forget_steps(s);
+    scheduler__reset_connector(s);
     s->n_finished_ids = 0;
     /* What was dispatched may never have been written: nothing stays findable. */
     for (request *r = NULL; (r = request_queue_next(s->waiting, r)) != NULL;)
@@ -328,6 +342,7 @@ void scheduler_get_stats(const scheduler *s, scheduler_stats *out)
     out->n_running = s->n_running;
     out->num_speculative_tokens = s->opts.num_speculative_tokens;
     out->n_waiting = request_queue_n_requests(s->waiting);
+    out->n_loading = s->n_loading;
     out->n_blocks_total = block_pool_n_blocks(pool) - 1;
     out->n_blocks_free = block_pool_n_free(pool);
     out->n_blocks_cached = block_pool_n_free_cached(pool);

@@ -9,6 +9,7 @@
 #ifndef ENGINE_CORE_SCHEDULER_H
 #define ENGINE_CORE_SCHEDULER_H
 
+#include "engine/core/kv_connector.h"
 #include "engine/core/request.h"
 #include "engine/kv/kv_group_manager.h"
 #include "proto/scheduler_output.h"
@@ -39,16 +40,20 @@ typedef struct scheduler_opts {
     int32_t num_speculative_tokens;
     int32_t num_lookahead_tokens; /* slots beyond each step that the worker's draft model writes */
     double watermark;             /* fraction of blocks */
-    int32_t n_blocks;             /* null block included */
-    int32_t block_size;           /* tokens per block hash; divides every group's block size */
-    bool use_eagle;               /* as in kv_coordinator_opts */
+    bool admit_partly;  /* blocks for its first step are enough to admit a request, not for all its
+                          tokens (AL3) */
+    int32_t n_blocks;   /* null block included */
+    int32_t block_size; /* tokens per block hash; divides every group's block size */
+    bool use_eagle;     /* as in kv_coordinator_opts */
     int32_t n_groups;
-    const kv_group_spec *groups; /* [n_groups], copied; NULL: one group of full attention, whose
+    const kv_group_spec *groups;   /* [n_groups], copied; NULL: one group of full attention, whose
                                     blocks have block_size tokens */
-    const uint8_t *hash_seed;    /* [32] */
+    const uint8_t *hash_seed;      /* [32] */
+    const kv_connector *connector; /* copied; NULL = none */
 
     /* All three are required. Called from scheduler_update, scheduler_finish_request,
-     * scheduler_reset_worker and scheduler_destroy, on the core thread; they must not allocate nor
+     * scheduler_reset_worker and scheduler_destroy, and on_release from scheduler_schedule too when
+     * there is a connector, on the core thread; they must not allocate nor
      * call back into the scheduler. */
     void (*on_token)(void *arg, request *r, token_id token, const token_logprob *logprobs,
                      int32_t n_logprobs);
@@ -69,12 +74,14 @@ typedef enum scheduler_add {
 
 typedef struct scheduler_stats {
     int32_t n_running;
-    int32_t n_waiting;
+    int32_t n_waiting; /* those being loaded included */
+    int32_t n_loading;
     int32_t n_blocks_total;  /* null block not counted */
     int32_t n_blocks_free;   /* reusable: never used or cached but unreferenced */
     int32_t n_blocks_cached; /* of the free ones, those with a hash */
     uint64_t n_prefix_queries_tokens;
     uint64_t n_prefix_hit_tokens;
+    uint64_t n_external_hit_tokens; /* loaded by the connector */
     uint64_t n_preemptions;
     uint64_t n_prompt_tokens;            /* admitted, counted once per request at first admission */
     uint64_t n_prompt_computed_tokens;   /* scheduled for the first time */
@@ -103,7 +110,8 @@ bool scheduler_can_ever_fit(const scheduler *s, int32_t n_total_tokens);
 bool scheduler_finish_request(scheduler *s, uint64_t request_id, request_status status);
 request *scheduler_find(const scheduler *s, uint64_t request_id);
 
-/* Anything to do: a request waiting or running, or finished ids still to be told to the worker. */
+/* Anything to do: a request waiting or running, blocks held for a transfer, or finished ids still
+ * to be told to the worker. */
 bool scheduler_has_work(const scheduler *s);
 
 /* Fills *out for the next step; pointers are valid until the next call of any function that changes

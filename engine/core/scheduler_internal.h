@@ -1,4 +1,4 @@
-/* What scheduler.c, scheduler_schedule.c and scheduler_update.c share. Not for other modules.
+/* What scheduler.c, scheduler_schedule.c, scheduler_update.c and scheduler_load.c share. Not for other modules.
  *
  * Thread:  core
  */
@@ -38,6 +38,7 @@ typedef struct step_draft {
     int32_t n_cached;
     int32_t n_new;
     int32_t n_preempted;
+    bool has_admission; /* some request was admitted or began to load */
     const uint64_t *only;
     int32_t n_only;
 } step_draft;
@@ -51,6 +52,10 @@ struct scheduler {
     request **running; /* [max_num_seqs], order of admission; NULL only inside scheduler_update */
     int32_t n_running;
     list_node set_aside; /* empty between calls */
+    bool has_connector;
+    kv_connector connector;
+    int32_t n_loading; /* loads in flight, those of finished requests included */
+    list_node held;    /* finished requests whose blocks a transfer still needs */
 
     step_record records[SCHEDULER_MAX_STEPS_IN_FLIGHT]; /* a ring */
     int32_t first_record;
@@ -87,9 +92,24 @@ void scheduler__remove_running(scheduler *s, request *r);
 /* Forgets what the device holds of the request; its tokens stay. n_valid_tokens as in
  * kv_manager_free. */
 void scheduler__drop_progress(scheduler *s, request *r, int32_t n_valid_tokens);
+/* Releases a finished request unless something of it is still under way. */
+void scheduler__release_if_done(scheduler *s, request *r);
 /* Ends the request: blocks back, callbacks. `was` is its status before it finished, r->status may
  * be set already. Leaves the running list alone. */
 void scheduler__finish(scheduler *s, request *r, request_status was, request_status status,
                        request_error error, int32_t n_valid_tokens);
+
+/* scheduler_load.c. What the connector has behind the first n_local tokens. */
+kv_match scheduler__match(const scheduler *s, const request *r, int32_t n_local_tokens);
+void scheduler__tell_allocated(scheduler *s, request *r, int32_t n_local_tokens,
+                               int32_t n_external_tokens);
+/* The waiting request has blocks and waits for their contents now; puts it among those set aside. */
+void scheduler__start_load(scheduler *s, request *r, int32_t n_local_tokens,
+                           int32_t n_external_tokens);
+/* Tells the connector of the end; true when the blocks stay. `was` as in scheduler__finish. */
+bool scheduler__hold(scheduler *s, request *r, request_status was);
+void scheduler__take_events(scheduler *s);
+/* Loads and held requests are no more; the former have blocks still. */
+void scheduler__reset_connector(scheduler *s);
 
 #endif

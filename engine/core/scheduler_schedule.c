@@ -8,7 +8,7 @@
  * A victim that already has a share in this step is un-scheduled: its share leaves the record and
  * its blocks that only this step would have written are un-published. Nobody can have hit them:
  * hits happen at admission only, and after the first admission of a step nothing is preempted any
- * more. */
+ * more (has_admission). */
 #include <string.h>
 
 #include "common/clock.h"
@@ -16,7 +16,12 @@
 #include "common/thread.h"
 #include "engine/core/scheduler_internal.h"
 
-typedef enum admission { ADMITTED, ADMISSION_NO_ROOM, ADMISSION_STOP } admission;
+typedef enum admission {
+    ADMITTED,        /* runs, or waits for its load */
+    ADMISSION_LATER, /* the connector does not know yet: others may go first */
+    ADMISSION_NO_ROOM,
+    ADMISSION_STOP
+} admission;
 
 static bool is_allowed(const scheduler *s, const request *r)
 {
@@ -55,7 +60,7 @@ static void unschedule(scheduler *s, request *r)
 {
     step_record *record = s->step.record;
     int32_t idx = r->entry_idx;
-    PGD_ASSERTF(s->step.n_new == 0 && idx < s->step.n_cached,
+    PGD_ASSERTF(!s->step.has_admission && idx < s->step.n_cached,
                 "request %llu was admitted in this step", (unsigned long long)r->id);
     s->step.budget += record->entries[idx].n_tokens;
     record->n_entries--;
@@ -173,12 +178,29 @@ static void record_new(scheduler *s, request *r, int32_t n)
 static void count_first_admission(scheduler *s, request *r, int32_t n_cached)
 {
     r->num_cached_tokens = n_cached;
+    s->stats.n_external_hit_tokens += (uint64_t)r->n_external_tokens;
     r->n_prompt_seen = n_cached;
     s->stats.n_prompt_tokens += (uint64_t)r->n_prompt_tokens;
     if (s->opts.enable_prefix_caching && !r->skip_prefix_lookup) {
         s->stats.n_prefix_queries_tokens += (uint64_t)r->n_tokens;
-        s->stats.n_prefix_hit_tokens += (uint64_t)n_cached;
+        s->stats.n_prefix_hit_tokens += (uint64_t)(n_cached - r->n_external_tokens);
     }
+}
+
+static void admit(scheduler *s, request *r, int32_t n_local_tokens, int32_t n_external_tokens)
+{
+    request_queue_remove(s->waiting, r);
+    r->status = REQUEST_RUNNING;
+    r->epoch++;
+    r->n_external_tokens += n_external_tokens;
+    r->num_computed_tokens = n_local_tokens + n_external_tokens;
+    if (request_n_output_tokens(r) == 0)
+        r->scheduled_us = clock_now_us();
+    if (r->num_cached_tokens < 0)
+        count_first_admission(s, r, r->num_computed_tokens);
+    r->running_idx = s->n_running;
+    s->running[s->n_running++] = r;
+    scheduler__tell_allocated(s, r, n_local_tokens, n_external_tokens);
 }
 
 /* SC5 b-g for the head of the queue. */
@@ -186,9 +208,17 @@ static admission try_admit(scheduler *s, request *r)
 {
     if (s->n_running >= s->opts.max_num_seqs)
         return ADMISSION_NO_ROOM;
-    const kv_hit *hit = r->kv_row < 0 ? kv_manager_lookup(s->kv, r) : NULL;
-    int32_t n_computed = r->num_computed_tokens + (hit != NULL ? hit->n_tokens : 0);
-    int32_t n = r->n_tokens - n_computed;
+    const kv_hit *hit = NULL;
+    kv_match match = {.kind = KV_MATCH_NONE};
+    int32_t n_local = r->num_computed_tokens;
+    if (r->kv_row < 0) { /* else it was loaded */
+        hit = kv_manager_lookup(s->kv, r);
+        n_local += hit->n_tokens;
+        match = scheduler__match(s, r, n_local);
+    }
+    if (match.kind == KV_MATCH_ASK_AGAIN)
+        return ADMISSION_LATER;
+    int32_t n = match.is_async ? 0 : r->n_tokens - n_local - match.n_tokens;
     if (s->opts.long_prefill_token_threshold > 0)
         n = PGD_MIN(n, s->opts.long_prefill_token_threshold);
     if (!s->opts.enable_chunked_prefill && n > s->step.budget)
@@ -197,23 +227,21 @@ static admission try_admit(scheduler *s, request *r)
     kv_alloc alloc = {
         .n_new_tokens = n,
         .hit = hit,
+        .n_external_tokens = match.n_tokens,
         .n_lookahead_tokens = r->num_computed_tokens == 0 ? 0 : s->opts.num_lookahead_tokens,
         .n_spare_blocks = scheduler__watermark(s),
         .is_admission = true,
+        .must_fit_whole = !s->opts.admit_partly,
+        .is_load = match.is_async,
     };
     if (!kv_manager_allocate(NULL, s->kv, r, &alloc))
         return ADMISSION_NO_ROOM;
-
-    request_queue_remove(s->waiting, r);
-    r->status = REQUEST_RUNNING;
-    r->epoch++;
-    r->num_computed_tokens = n_computed;
-    if (request_n_output_tokens(r) == 0)
-        r->scheduled_us = clock_now_us();
-    if (r->num_cached_tokens < 0)
-        count_first_admission(s, r, n_computed);
-    r->running_idx = s->n_running;
-    s->running[s->n_running++] = r;
+    s->step.has_admission = true;
+    if (match.is_async) {
+        scheduler__start_load(s, r, n_local, match.n_tokens);
+        return ADMITTED;
+    }
+    admit(s, r, n_local, match.n_tokens);
     record_new(s, r, n);
     return ADMITTED;
 }
@@ -221,7 +249,7 @@ static admission try_admit(scheduler *s, request *r)
 /* Under the priority policy: takes one strictly lower request out if that leads to room for r. */
 static bool preempt_for(scheduler *s, const request *r)
 {
-    if (s->opts.policy != SCHEDULER_PRIORITY || s->step.n_new > 0 || r->kv_row >= 0)
+    if (s->opts.policy != SCHEDULER_PRIORITY || s->step.has_admission || r->kv_row >= 0)
         return false;
     int32_t n_victims = 0;
     for (int32_t i = 0; i < s->n_running; i++) {
@@ -238,20 +266,35 @@ static bool preempt_for(scheduler *s, const request *r)
     return true;
 }
 
+/* Nothing that happens by itself will give blocks back. */
+static bool is_at_rest(const scheduler *s)
+{
+    return s->n_running == 0 && s->n_records == 0 && s->n_loading == 0 && list_is_empty(&s->held);
+}
+
+static request *newer_holder(request *a, request *b)
+{
+    if (b->kv_row < 0)
+        return a;
+    if (a == NULL || b->arrival_us > a->arrival_us ||
+        (b->arrival_us == a->arrival_us && b->id > a->id))
+        return b;
+    return a;
+}
+
 /* When nothing runs, loads or is in flight, only waiting requests can hold the blocks that the head
  * lacks: the newest of them gives its blocks back. */
-static bool release_holder(scheduler *s, const request *head, bool is_loading)
+static bool release_holder(scheduler *s, const request *head)
 {
-    if (s->n_running > 0 || s->n_records > 0 || is_loading)
+    if (!is_at_rest(s))
         return false;
     request *newest = NULL;
     for (request *r = NULL; (r = request_queue_next(s->waiting, r)) != NULL;) {
-        if (r == head || r->kv_row < 0)
-            continue;
-        if (newest == NULL || r->arrival_us > newest->arrival_us ||
-            (r->arrival_us == newest->arrival_us && r->id > newest->id))
-            newest = r;
+        if (r != head)
+            newest = newer_holder(newest, r);
     }
+    for (list_node *n = s->set_aside.next; n != &s->set_aside; n = n->next)
+        newest = newer_holder(newest, LIST_ENTRY(n, request, queue_node));
     if (newest == NULL)
         return false;
     scheduler__drop_progress(s, newest, newest->num_computed_tokens);
@@ -263,17 +306,20 @@ static bool is_ready(const request *r)
     return r->status == REQUEST_WAITING || r->status == REQUEST_PREEMPTED;
 }
 
+static void put_aside(scheduler *s, request *r)
+{
+    request_queue_remove(s->waiting, r);
+    list_append(&s->set_aside, &r->queue_node);
+}
+
 static void schedule_waiting(scheduler *s)
 {
-    bool is_loading = false;
     while (s->step.budget > 0) {
         request *r = request_queue_peek(s->waiting);
         if (r == NULL)
             break;
         if (!is_ready(r) || !is_allowed(s, r)) {
-            is_loading = is_loading || r->status == REQUEST_WAITING_FOR_REMOTE_KVS;
-            request_queue_remove(s->waiting, r);
-            list_append(&s->set_aside, &r->queue_node);
+            put_aside(s, r);
             continue;
         }
         /* Back in this very step would be a loop: it gave way to somebody. */
@@ -281,13 +327,15 @@ static void schedule_waiting(scheduler *s)
             break;
         admission a;
         while ((a = try_admit(s, r)) == ADMISSION_NO_ROOM) {
-            if (!preempt_for(s, r) && !release_holder(s, r, is_loading))
+            if (!preempt_for(s, r) && !release_holder(s, r))
                 break;
         }
-        PGD_ASSERTF(a != ADMISSION_NO_ROOM || s->n_running > 0 || s->n_records > 0 || is_loading,
+        PGD_ASSERTF(a != ADMISSION_NO_ROOM || !is_at_rest(s),
                     "request %llu of %d tokens cannot start although nothing runs",
                     (unsigned long long)r->id, r->n_tokens);
-        if (a != ADMITTED)
+        if (a == ADMISSION_LATER)
+            put_aside(s, r);
+        else if (a != ADMITTED)
             break;
     }
     while (!list_is_empty(&s->set_aside)) {
@@ -332,9 +380,8 @@ static void clear_stale_drafts(scheduler *s)
 }
 
 /* SC9: num_computed advances before the step has run, so that the next one can be scheduled. */
-static int32_t advance(scheduler *s)
+static void advance(scheduler *s)
 {
-    int32_t n_total = 0;
     step_record *record = s->step.record;
     for (int32_t i = 0; i < record->n_entries; i++) {
         step_entry *e = &record->entries[i];
@@ -349,19 +396,13 @@ static int32_t advance(scheduler *s)
         r->n_in_flight++;
         r->n_in_flight_tokens += e->n_tokens;
         r->entry_idx = -1;
-        n_total += e->n_tokens;
     }
-    return n_total;
 }
 
 static bool finish_step(scheduler *s, scheduler_output *out)
 {
-    step_record *record = s->step.record;
-    clear_stale_drafts(s);
-    int32_t n_total = advance(s);
-    PGD_ASSERTF(n_total + s->step.budget == s->opts.max_num_batched_tokens && s->step.budget >= 0,
-                "%d tokens scheduled, %d left of %d", n_total, s->step.budget,
-                s->opts.max_num_batched_tokens);
+    const step_record *record = s->step.record;
+    int32_t n_total = s->opts.max_num_batched_tokens - s->step.budget;
     PGD_ASSERTF(s->n_running <= s->opts.max_num_seqs &&
                     s->step.n_new + s->step.n_cached == record->n_entries &&
                     record->n_entries <= s->n_running,
@@ -383,7 +424,11 @@ static bool finish_step(scheduler *s, scheduler_output *out)
     out->n_blocks_to_zero = kv_manager_take_blocks_to_zero(&out->blocks_to_zero, s->kv);
     if (s->n_running > 0)
         kv_manager_common_prefix(out->n_common_prefix_blocks, s->kv, s->running[0]);
-    if (n_total == 0 && out->n_finished == 0 && out->n_preempted == 0)
+    bool must_send = s->has_connector && s->connector.build_step(s->connector.arg, out);
+    clear_stale_drafts(s);
+    advance(s);
+    if (n_total == 0 && out->n_finished == 0 && out->n_preempted == 0 &&
+        out->n_blocks_to_zero == 0 && out->n_transfers == 0 && !must_send)
         return false;
     uint64_t *sent = s->finished_ids;
     s->finished_ids = s->sent_finished_ids;
@@ -399,6 +444,7 @@ bool scheduler_schedule(scheduler *s, scheduler_output *out, const uint64_t *onl
     thread_assert(THREAD_CORE);
     PGD_ASSERTF(s->n_records < s->opts.max_steps_in_flight, "%d steps are in flight", s->n_records);
     mem_forbid();
+    scheduler__take_events(s);
     s->step = (step_draft){
         .step_id = s->next_step_id,
         .record = scheduler__record_at(s, s->n_records),

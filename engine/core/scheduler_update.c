@@ -214,8 +214,7 @@ static void apply_entry(scheduler *s, const step_entry *e, const step_result *re
     request *r = e->r;
     r->n_in_flight--;
     if (request_is_finished(r)) {
-        if (r->n_in_flight == 0)
-            s->opts.on_release(s->opts.arg, r);
+        scheduler__release_if_done(s, r);
         return;
     }
     if (e->epoch != r->epoch)
@@ -257,6 +256,8 @@ pgd_err scheduler_update(scheduler *s, const step_result *result)
         !match_prompt_results(s, record, result))
         return PGD_EPROTO;
     mem_forbid();
+    if (s->has_connector)
+        s->connector.on_result(s->connector.arg, result);
     for (int32_t i = 0; i < record->n_entries; i++) {
         int32_t k = s->result_of_entry[i];
         int32_t p = s->prompt_of_entry[i];

@@ -175,38 +175,44 @@ static kv_need need_of_all(const kv_manager *m, const request *r, int32_t n_comp
                      .n_encoder_tokens = r->n_encoder_tokens};
 }
 
+/* Blocks promised to others. */
+static int32_t n_reserved(const kv_manager *m, const request *r)
+{
+    return m->n_promised - (r->kv_row >= 0 ? m->promised[r->kv_row] : 0);
+}
+
 static bool passes_gate(const kv_manager *m, const request *r, const kv_alloc *a,
                         int32_t n_computed)
 {
     kv_need need = need_of_all(m, r, n_computed);
     int32_t n_needed = kv_coordinator_n_at_most(m->coordinator, r->kv_row, a->hit, &need, NULL);
-    int32_t n_promised = m->n_promised - (r->kv_row >= 0 ? m->promised[r->kv_row] : 0);
-    return (int64_t)n_needed + a->n_spare_blocks <=
-           (int64_t)block_pool_n_free(m->pool) - n_promised;
+    return (int64_t)n_needed + a->n_spare_blocks + n_reserved(m, r) <= block_pool_n_free(m->pool);
 }
 
 bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, const kv_alloc *a)
 {
     kv_coordinator *c = m->coordinator;
     bool is_holder = r->kv_row >= 0;
-    PGD_ASSERTF(a->n_new_tokens > 0, "request %llu asks for slots for %d tokens",
-                (unsigned long long)r->id, a->n_new_tokens);
+    PGD_ASSERTF(a->n_new_tokens + a->n_external_tokens > 0,
+                "request %llu asks for slots for %d tokens, %d external", (unsigned long long)r->id,
+                a->n_new_tokens, a->n_external_tokens);
     PGD_ASSERTF(!(is_holder && a->hit != NULL), "request %llu holds blocks and brings a hit",
                 (unsigned long long)r->id);
     int32_t n_hit = a->hit != NULL ? a->hit->n_tokens : 0;
-    int32_t n_computed = PGD_MIN(r->num_computed_tokens + n_hit, m->max_model_len);
+    int32_t n_computed =
+        PGD_MIN(r->num_computed_tokens + n_hit + a->n_external_tokens, m->max_model_len);
     int32_t n_main = n_computed + a->n_new_tokens;
     kv_need need = {.n_computed_tokens = n_computed,
                     .n_tokens = PGD_MIN(n_main + a->n_lookahead_tokens, m->max_model_len),
                     .n_encoder_tokens = r->n_encoder_tokens};
 
-    if (a->is_admission && !passes_gate(m, r, a, n_computed))
+    if (a->must_fit_whole && !passes_gate(m, r, a, n_computed))
         return false;
     if (is_holder)
         kv_coordinator_remove_skipped(c, r->kv_row, PGD_MAX(n_computed - a->n_in_flight_tokens, 0));
     int32_t n_needed = kv_coordinator_n_needed(c, r->kv_row, a->hit, &need);
-    if ((int64_t)n_needed + a->n_spare_blocks > block_pool_n_free(m->pool) ||
-        (!is_holder && m->n_free_rows == 0)) {
+    int64_t n_kept = (int64_t)a->n_spare_blocks + (a->is_load ? n_reserved(m, r) : 0);
+    if (n_needed + n_kept > block_pool_n_free(m->pool) || (!is_holder && m->n_free_rows == 0)) {
         if (is_holder)
             update_promise(m, r);
         return false;
@@ -224,7 +230,8 @@ bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, c
     if (n_needed > 0)
         kv_coordinator_allocate(c, r->kv_row, &need);
     update_promise(m, r);
-    kv_manager_publish(m, r, PGD_MIN(n_main, r->n_tokens));
+    if (!a->is_load)
+        kv_manager_publish(m, r, PGD_MIN(n_main, r->n_tokens));
     if (new_blocks != NULL)
         fill_block_ids(new_blocks, m, r->kv_row, n_before);
     return true;

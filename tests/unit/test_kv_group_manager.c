@@ -105,7 +105,10 @@ static void test_kv_group_manager_admission_cap_of_window_group(void **state)
     kv_manager *m = new_window_manager(1 + 25, 4);
     request *r = new_range(0, 40, 16);
     assert_int_equal(kv_manager_n_blocks_for(m, 40, 0), 25);
-    kv_alloc a = {.n_new_tokens = 4, .hit = kv_manager_lookup(m, r), .is_admission = true};
+    kv_alloc a = {.n_new_tokens = 4,
+                  .hit = kv_manager_lookup(m, r),
+                  .is_admission = true,
+                  .must_fit_whole = true};
     assert_true(kv_manager_allocate(NULL, m, r, &a));
     give_back(m, r);
     kv_manager_destroy(m);

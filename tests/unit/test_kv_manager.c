@@ -238,7 +238,10 @@ static void test_kv_manager_gate_counts_promised_blocks(void **state)
     (void)state;
     kv_manager *m = new_manager(11, 16, true);
     request *r0 = new_request(0, 96, 16); /* 6 blocks */
-    kv_alloc a = {.n_new_tokens = 20, .hit = kv_manager_lookup(m, r0), .is_admission = true};
+    kv_alloc a = {.n_new_tokens = 20,
+                  .hit = kv_manager_lookup(m, r0),
+                  .is_admission = true,
+                  .must_fit_whole = true};
     assert_true(kv_manager_allocate(NULL, m, r0, &a));
     r0->num_computed_tokens = 20;
     assert_int_equal(kv_manager_n_promised(m), 4);
@@ -263,6 +266,70 @@ static void test_kv_manager_gate_counts_promised_blocks(void **state)
     request_destroy(r0);
     request_destroy(r1);
     request_destroy(r2);
+    kv_manager_destroy(m);
+}
+
+/* Without the gate the first chunk is enough; what was promised is still told to loads (SC8). */
+static void test_kv_manager_sc8_promises_bind_loads(void **state)
+{
+    (void)state;
+    kv_manager *m = new_manager(11, 16, true);
+    request *r0 = new_request(0, 96, 16); /* 6 blocks */
+    request *r1 = new_request(0, 90, 16);
+    request *r2 = new_request(0, 90, 16);
+    kv_alloc a = {.n_new_tokens = 20, .hit = kv_manager_lookup(m, r0), .is_admission = true};
+    assert_true(kv_manager_allocate(NULL, m, r0, &a));
+    assert_int_equal(kv_manager_n_promised(m), 4);
+    kv_alloc load = {.hit = kv_manager_lookup(m, r1), .n_external_tokens = 80, .is_load = true};
+    assert_false(kv_manager_allocate(NULL, m, r1, &load)); /* 5 of 8 - 4 */
+    load.n_external_tokens = 64;
+    load.is_admission = true;
+    assert_true(kv_manager_allocate(NULL, m, r1, &load));
+    assert_int_equal(kv_manager_n_promised(m), 4 + 2);
+    a.hit = kv_manager_lookup(m, r2);
+    a.n_new_tokens = 64;
+    assert_true(kv_manager_allocate(NULL, m, r2, &a)); /* all that there is */
+    assert_int_equal(n_free(m), 0);
+    give_back(m, r0);
+    give_back(m, r1);
+    give_back(m, r2);
+    assert_int_equal(kv_manager_n_promised(m), 0);
+    request_destroy(r0);
+    request_destroy(r1);
+    request_destroy(r2);
+    kv_manager_destroy(m);
+}
+
+/* AL2, AL7: blocks for what is to be loaded stand behind the hit, published only when told. */
+static void test_kv_manager_al7_external_blocks(void **state)
+{
+    (void)state;
+    kv_manager *m = new_manager(11, 16, true);
+    request *r0 = new_request(40, 0, 16);
+    request *r1 = new_request(100, 0, 16);
+    block_ids_msg table;
+    assert_true(alloc(NULL, m, r0, 40)); /* blocks 1 to 3, two of them full */
+    kv_alloc load = {.hit = kv_manager_lookup(m, r1), .n_external_tokens = 48, .is_load = true};
+    assert_int_equal(load.hit->n_tokens, 32);
+    assert_true(kv_manager_allocate(&table, m, r1, &load));
+    assert_int_equal(table.n_blocks[0], 3); /* the new ones */
+    kv_manager_get_table(&table, m, r1);
+    assert_int_equal(table.n_blocks[0], 5);
+    assert_int_equal(table.ids[0][0], 1);
+    assert_int_equal(table.ids[0][2], 4);
+    assert_false(is_hashed(m, 4));
+    kv_manager_publish(m, r1, 64);
+    assert_true(is_hashed(m, 4) && is_hashed(m, 5));
+    assert_false(is_hashed(m, 6));
+    r1->num_computed_tokens = 80;
+    kv_alloc rest = {.n_new_tokens = 20};
+    assert_true(kv_manager_allocate(&table, m, r1, &rest));
+    assert_int_equal(table.n_blocks[0], 2);
+    assert_true(is_hashed(m, 6) && is_hashed(m, 7));
+    give_back(m, r0);
+    give_back(m, r1);
+    request_destroy(r0);
+    request_destroy(r1);
     kv_manager_destroy(m);
 }
 
@@ -475,6 +542,8 @@ int main(void)
         cmocka_unit_test(test_kv_manager_h7_caching_disabled),
         cmocka_unit_test(test_kv_manager_h11_salt_separates_caches),
         cmocka_unit_test(test_kv_manager_gate_counts_promised_blocks),
+        cmocka_unit_test(test_kv_manager_sc8_promises_bind_loads),
+        cmocka_unit_test(test_kv_manager_al7_external_blocks),
         cmocka_unit_test(test_kv_manager_drafts_are_not_published),
         cmocka_unit_test(test_kv_manager_free_unpublishes_what_is_not_computed),
         cmocka_unit_test(test_kv_manager_lookup_limits),

@@ -57,7 +57,7 @@ static void test_request_queue_priority_order(void **state)
     init(&r[3], 3, 0, 4);
     init(&r[4], 4, 1, 2); /* as r[2], later id */
     init(&r[5], 5, 1, 9);
-    r[5].status = REQUEST_PREEMPTED; /* first of its class, whatever its arrival */
+    r[5].epoch = 1; /* first of its class, whatever its arrival */
     for (int i = 0; i < 5; i++)
         request_queue_push(q, &r[i]);
     request_queue_push_front(q, &r[5]);
@@ -82,7 +82,7 @@ static void test_request_queue_heap_random(void **state)
         if (!is_in[i]) {
             init(&r[i], (uint64_t)i, rand() % 4, (uint64_t)(rand() % 10));
             if (rand() % 5 == 0)
-                r[i].status = REQUEST_PREEMPTED;
+                r[i].epoch = 1;
             request_queue_push(q, &r[i]);
             is_in[i] = true;
         } else if (rand() % 3 == 0) {

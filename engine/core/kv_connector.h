@@ -1,0 +1,71 @@
+/* Where KV blocks come from and go to besides the model: the scheduler's side of an offload tier.
+ *
+ * The scheduler asks for what lies behind a request's local prefix hit, gives blocks to load it
+ * into, and lets the connector add its transfers to each step (rules SC5a/b/g, OC1, UP6, UP9):
+ *
+ *   match ─► allocated ─► build_step (the load goes out)        async: the request waits, its blocks
+ *                              │                                 are nobody else's and not published
+ *   on_result ─► next_event: LOADED ─► the request may be admitted
+ *   finished ─► true: its blocks stay until next_event: SENT
+ *
+ * A request is the connector's borrow from `allocated` on, until `finished` answered false, or SENT
+ * or LOADED was told for one that has finished, or `reset`. None of the functions may call back into
+ * the scheduler or allocate.
+ * Thread:  core
+ */
+#ifndef ENGINE_CORE_KV_CONNECTOR_H
+#define ENGINE_CORE_KV_CONNECTOR_H
+
+#include "engine/core/request.h"
+#include "proto/scheduler_output.h"
+
+typedef enum kv_match_kind {
+    KV_MATCH_NONE,
+    KV_MATCH_HIT,
+    KV_MATCH_ASK_AGAIN /* not to be scheduled now; asked again in the next step */
+} kv_match_kind;
+
+typedef struct kv_match {
+    kv_match_kind kind;
+    int32_t n_tokens; /* HIT: > 0, whole blocks; with the local ones less than r->n_tokens */
+    /* The load takes more than a step: the request waits for LOADED. False: the step that brings
+     * the transfer computes the request too, so the worker loads first, and it cannot fail. */
+    bool is_async;
+} kv_match;
+
+typedef enum kv_event_kind {
+    KV_EVENT_LOADED,
+    KV_EVENT_SENT /* the blocks of a finished request are no longer read */
+} kv_event_kind;
+
+typedef struct kv_event {
+    kv_event_kind kind;
+    request *r;
+    /* LOADED: leading tokens of the request that are there now: all that were asked for, or up to
+     * the first block that could not be loaded. The rest is computed; nobody is asked again. */
+    int32_t n_valid_tokens;
+} kv_event;
+
+typedef struct kv_connector {
+    void *arg;
+    /* What lies behind the first n_local_tokens of r. No effect but on recency: it is asked as often
+     * as r is tried. */
+    kv_match (*match)(void *arg, const request *r, int32_t n_local_tokens);
+    /* r has blocks for these tokens now; table: all its blocks, a borrow for the call.
+     * n_external_tokens 0: nothing is to be loaded. */
+    void (*allocated)(void *arg, request *r, const block_ids_msg *table, int32_t n_local_tokens,
+                      int32_t n_external_tokens);
+    /* Adds transfers to the message, which must be kept until the next call. True when it must be
+     * sent even if nothing else is in it. */
+    bool (*build_step)(void *arg, scheduler_output *out);
+    void (*on_result)(void *arg, const step_result *result);
+    /* False when there is no more. Asked before each step is made. */
+    bool (*next_event)(void *arg, kv_event *out);
+    /* r has finished, told once. True when it holds blocks that are still to be read: SENT will
+     * follow. While r is being loaded the answer does not matter: its blocks stay until LOADED. */
+    bool (*finished)(void *arg, request *r);
+    /* The worker is gone, with every transfer: no event comes for what was before. */
+    void (*reset)(void *arg);
+} kv_connector;
+
+#endif

@@ -1,0 +1,119 @@
+/* Requests that a KV connector fills with blocks or still reads from (rules SC5a, SC5g, UP6, UP9).
+ *
+ *   waiting ── admitted with an async hit ──► waiting, status WAITING_FOR_REMOTE_KVS
+ *      ▲                                         │ all tokens are there: keeps its blocks, which are
+ *      ├─────────────────────────────────────────┤ published now
+ *      └── gives its blocks back ◄───────────────┘ some are missing: what did come is published, so
+ *                                                  that the prefix lookup finds what is of use
+ *
+ * The second way serves every kind of attention: which blocks a shorter prefix needs, and whether
+ * they are among those that came, is the coordinator's to say.
+ *
+ * A finished request whose blocks are still written or read is "held": everybody has been told of
+ * its end, its blocks and itself stay until the transfer's. */
+#include "engine/core/scheduler_internal.h"
+
+kv_match scheduler__match(const scheduler *s, const request *r, int32_t n_local_tokens)
+{
+    const kv_connector *c = &s->connector;
+    kv_match match = {.kind = KV_MATCH_NONE};
+    if (!s->has_connector || r->skip_prefix_lookup || r->skip_external_lookup)
+        return match;
+    match = c->match(c->arg, r, n_local_tokens);
+    if (match.kind != KV_MATCH_HIT)
+        return (kv_match){.kind = match.kind};
+    PGD_ASSERTF(match.n_tokens > 0 && match.n_tokens < r->n_tokens - n_local_tokens,
+                "request %llu of %d tokens: %d to load behind %d", (unsigned long long)r->id,
+                r->n_tokens, match.n_tokens, n_local_tokens);
+    return match;
+}
+
+void scheduler__tell_allocated(scheduler *s, request *r, int32_t n_local_tokens,
+                               int32_t n_external_tokens)
+{
+    block_ids_msg table;
+    if (!s->has_connector)
+        return;
+    kv_manager_get_table(&table, s->kv, r);
+    s->connector.allocated(s->connector.arg, r, &table, n_local_tokens, n_external_tokens);
+}
+
+void scheduler__start_load(scheduler *s, request *r, int32_t n_local_tokens,
+                           int32_t n_external_tokens)
+{
+    request_queue_remove(s->waiting, r);
+    r->status = REQUEST_WAITING_FOR_REMOTE_KVS;
+    r->num_computed_tokens = n_local_tokens;
+    r->n_external_tokens = n_external_tokens;
+    s->n_loading++;
+    list_append(&s->set_aside, &r->queue_node);
+    scheduler__tell_allocated(s, r, n_local_tokens, n_external_tokens);
+}
+
+bool scheduler__hold(scheduler *s, request *r, request_status was)
+{
+    if (!s->has_connector)
+        return false;
+    bool is_read = s->connector.finished(s->connector.arg, r);
+    r->is_held = was == REQUEST_WAITING_FOR_REMOTE_KVS || (is_read && r->kv_row >= 0);
+    if (r->is_held)
+        list_append(&s->held, &r->queue_node);
+    return r->is_held;
+}
+
+static void let_go(scheduler *s, request *r)
+{
+    list_remove(&r->queue_node);
+    r->is_held = false;
+    kv_manager_free(s->kv, r, r->num_computed_tokens);
+    scheduler__release_if_done(s, r);
+}
+
+static void finish_load(scheduler *s, request *r, int32_t n_valid_tokens)
+{
+    int32_t n_wanted = r->num_computed_tokens + r->n_external_tokens;
+    s->n_loading--;
+    if (r->is_held) {
+        let_go(s, r);
+        return;
+    }
+    PGD_ASSERTF(r->status == REQUEST_WAITING_FOR_REMOTE_KVS &&
+                    n_valid_tokens >= r->num_computed_tokens && n_valid_tokens <= n_wanted,
+                "request %llu with status %d: %d tokens loaded behind %d of %d",
+                (unsigned long long)r->id, r->status, n_valid_tokens, r->num_computed_tokens,
+                n_wanted);
+    kv_manager_publish(s->kv, r, n_valid_tokens);
+    r->status = r->epoch > 0 ? REQUEST_PREEMPTED : REQUEST_WAITING;
+    r->num_computed_tokens = n_valid_tokens;
+    if (n_valid_tokens == n_wanted)
+        return;
+    scheduler__drop_progress(s, r, n_valid_tokens);
+    r->skip_external_lookup = true;
+}
+
+void scheduler__take_events(scheduler *s)
+{
+    kv_event e;
+    while (s->has_connector && s->connector.next_event(s->connector.arg, &e)) {
+        if (e.kind == KV_EVENT_LOADED) {
+            finish_load(s, e.r, e.n_valid_tokens);
+            continue;
+        }
+        PGD_ASSERTF(e.r->is_held, "request %llu with status %d: blocks sent that nobody held",
+                    (unsigned long long)e.r->id, e.r->status);
+        let_go(s, e.r);
+    }
+}
+
+void scheduler__reset_connector(scheduler *s)
+{
+    if (s->has_connector)
+        s->connector.reset(s->connector.arg);
+    s->n_loading = 0;
+    while (!list_is_empty(&s->held))
+        let_go(s, LIST_ENTRY(s->held.next, request, queue_node));
+    for (request *r = NULL; (r = request_queue_next(s->waiting, r)) != NULL;) {
+        if (r->status == REQUEST_WAITING_FOR_REMOTE_KVS)
+            r->status = r->epoch > 0 ? REQUEST_PREEMPTED : REQUEST_WAITING;
+    }
+}
