@@ -222,11 +222,23 @@ static pgd_err load_byte_level(tokenizer *t, const part_list *list, pgd_why *why
     return refuse("a pre_tokenizer", first, why);
 }
 
+/* A Split at spaces behind a normalizer that leaves none (Gemma): it never splits. */
+static bool is_idle_split(const tokenizer *t, const cJSON *item)
+{
+    const char *what = json_string(json_get(json_get(item, "pattern"), "String"));
+    const normalizer *z = &t->normalizer;
+    if (!is_type(item, "Split") || what == NULL || strcmp(what, " ") != 0 || z->n_steps == 0)
+        return false;
+    const normalizer_step *last = &z->steps[z->n_steps - 1];
+    return last->kind == NORMALIZER_REPLACE && last->n_what_bytes == 1 && last->what[0] == ' ' &&
+           memchr(last->with, ' ', last->n_with_bytes) == NULL;
+}
+
 pgd_err tokenizer_json_load_pretokenizer(tokenizer *t, const cJSON *item, pgd_why *why)
 {
     part_list list = {0};
     PGD_TRY(flatten(&list, item, "pretokenizers", "pre_tokenizer", 4, why));
-    if (list.n_items == 0) {
+    if (list.n_items == 0 || (list.n_items == 1 && is_idle_split(t, list.items[0]))) {
         t->model = TOKENIZER_CHAR_BPE;
         t->rule = PRETOKENIZER_NONE;
         return PGD_OK;

@@ -1,5 +1,7 @@
 """Writes tests/data/models/<name>-tiny/ and tests/golden/logits/<name>-tiny.bin.
 
+  make_models.py [NAME…]   all of them, or these
+
 Each model has random weights from a seed, scaled so that attention is neither flat nor one-hot and logits spread over
 some ten units. The reference is transformers in F32 with eager attention; the same model in F64 says how far F32 itself
 is off. Prompts are chosen so that no greedy step is close to a tie.
@@ -8,6 +10,7 @@ is off. Prompts are chosen so that no greedy step is close to a tie.
 import json
 import math
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from safetensors.torch import save as safetensors_save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import corpus
+import hybrid_specs
 import small_tokenizers as st
 from goldenio import GOLDEN, MODELS, save, write_logits
 
@@ -174,14 +178,20 @@ SPECS = {
     },
 }
 
-PROMPT_LENGTHS = (5, 37, 150)
-POSITIONS = {5: [0, 1, 2, 3, 4], 37: [0, 15, 16, 17, 36], 150: [0, 31, 63, 64, 100, 149]}
+SPECS |= hybrid_specs.SPECS
+
+# Lengths of the prompts, and where logits are recorded.
+LENGTHS = {5: [0, 1, 2, 3, 4], 37: [0, 15, 16, 17, 36], 150: [0, 31, 63, 64, 100, 149]}
 N_GREEDY = 64
 MIN_MARGIN = 1e-3  # of the logit range: ten times what the test allows as error
 
 
 def pretty(d):
     return json.dumps(d, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def is_gemma(model_type):
+    return model_type.startswith("gemma")
 
 
 def init_weights(model, exact, seed):
@@ -196,6 +206,8 @@ def init_weights(model, exact, seed):
                     x = 1.3 * x
                 elif name == "model.norm.weight" and model.config.tie_word_embeddings:
                     x = 5.0 * x
+                if is_gemma(model.config.model_type):
+                    x = x - 1  # what it holds is what is missing from one
             elif name.endswith(".bias"):
                 x = 0.5 * x
             elif "embed_tokens" in name:
@@ -227,7 +239,7 @@ def greedy(model, prompt, n):
     return ids[len(prompt) :], margins
 
 
-def make_case(model, wide, length, text_ids, vocab):
+def make_case(model, wide, length, where, text_ids, vocab):
     for seed in range(400):
         rng = np.random.default_rng([length, seed])
         if length == 37:  # real text
@@ -236,7 +248,6 @@ def make_case(model, wide, length, text_ids, vocab):
         else:
             prompt = rng.integers(0, vocab, length).tolist()
         logits = logits_of(model, prompt)
-        where = POSITIONS[length]
         spread = float(logits[where].max() - logits[where].min())
         tokens, margins = greedy(model, prompt, N_GREEDY)
         if min(margins) < MIN_MARGIN * spread or len(set(tokens)) < 8:
@@ -270,7 +281,15 @@ GGUF_NAMES = {
 }
 
 
-def gguf_name(name):
+# Instead, in models with norms after attention and feed-forward.
+POST_NORM_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def gguf_name(name, post_norms):
     if name == "model.embed_tokens.weight":
         return "token_embd.weight"
     if name == "model.norm.weight":
@@ -279,7 +298,8 @@ def gguf_name(name):
         return "output.weight"
     _, _, layer, rest = name.split(".", 3)
     base, kind = rest.rsplit(".", 1)
-    return f"blk.{layer}.{GGUF_NAMES[base]}.{kind}"
+    names = GGUF_NAMES | POST_NORM_NAMES if post_norms else GGUF_NAMES
+    return f"blk.{layer}.{names[base]}.{kind}"
 
 
 def llama3_factors(config):
@@ -302,7 +322,8 @@ def llama3_factors(config):
 
 def write_gguf(path, name, spec, state, tok, sp):
     config, kind = COMMON | spec["config"], spec["gguf"][path.name.split(".")[-2]]
-    arch = "qwen3" if config["model_type"] == "qwen3" else "llama"
+    arch = {"qwen3": "qwen3", "gemma2": "gemma2", "gemma3_text": "gemma3"}.get(config["model_type"], "llama")
+    gemma = arch.startswith("gemma")
     rope = config.get("rope_parameters", config)
     with tempfile.TemporaryDirectory() as tmp:
         out = Path(tmp) / "x.gguf"
@@ -323,24 +344,38 @@ def write_gguf(path, name, spec, state, tok, sp):
         if arch == "llama":
             w.add_vocab_size(config["vocab_size"])
             w.add_rope_dimension_count(config["head_dim"])
+        if gemma:
+            w.add_sliding_window(config["sliding_window"])
+            w.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)
+        if arch == "gemma2":
+            w.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+            w.add_final_logit_softcapping(config["final_logit_softcapping"])
+        if arch == "gemma3":
+            w.add_rope_freq_base_swa(config["rope_local_base_freq"])
+            w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            w.add_rope_scaling_factor(config["rope_scaling"]["factor"])
         w.add_quantization_version(2)
         t = spec["tokenizer"]
-        if sp:
+        if gemma:
+            st.gguf_gemma(w, sp)
+        elif sp:
             st.gguf_sentencepiece(w, sp)
         else:
             st.gguf_byte_level(w, tok, spec["pre"], t.get("bos"), t["eos"], t.get("add_bos", False), config["vocab_size"])
         w.add_chat_template(t["chat_template"])
-        if "rope_scaling" in config:
+        if "rope_scaling" in config and not gemma:
             w.add_tensor("rope_freqs.weight", llama3_factors(config))
         for key, value in state.items():
             a = value.to(torch.float32).numpy()
+            if gemma and key.endswith("norm.weight"):
+                a = a + np.float32(1)
             if arch == "llama" and "q_proj" in key:
                 a = permute(a, config["num_attention_heads"])
             if arch == "llama" and "k_proj" in key:
                 a = permute(a, config["num_key_value_heads"])
             if a.ndim > 1 and kind == gguf.GGMLQuantizationType.F16:
                 a = a.astype(np.float16)
-            w.add_tensor(gguf_name(key), np.ascontiguousarray(a))
+            w.add_tensor(gguf_name(key, gemma), np.ascontiguousarray(a))
         w.write_header_to_file()
         w.write_kv_data_to_file()
         w.write_tensors_to_file()
@@ -373,27 +408,43 @@ def sensitivity(name, model, case):
     config = model.config
     ids, want = case["prompt"], torch.tensor(case["logits"])
     spread = float(want.max() - want.min())
+    out = {}
 
     def off():
         return float((logits_of(model, ids)[case["positions"]] - want).abs().max()) / spread
 
+    def try_attribute(label, objects, attribute, change):
+        objects = [o for o in objects if getattr(o, attribute, None)]
+        keep = [getattr(o, attribute) for o in objects]
+        for o, value in zip(objects, keep):
+            setattr(o, attribute, change(value))
+        if objects:
+            out[label] = off()
+        for o, value in zip(objects, keep):
+            setattr(o, attribute, value)
+
+    modules = list(model.modules())
+    attention = [layer.self_attn for layer in model.model.layers]
     rotary = model.model.rotary_emb
-    keep = rotary.inv_freq.clone()
-    d = torch.arange(0, len(keep), dtype=torch.float32) / len(keep)
-    out = {}
-    if config.rope_parameters["rope_type"] != "default":
-        rotary.inv_freq.copy_(config.rope_parameters["rope_theta"] ** -d)
-        out["no rope scaling"] = off()
-    rotary.inv_freq.copy_(keep * 1.01**-d)
-    out["theta 1 % off"] = off()
-    rotary.inv_freq.copy_(keep)
-    for m in model.modules():
-        if hasattr(m, "variance_epsilon"):
-            m.variance_epsilon *= 10
-    out["epsilon x 10"] = off()
-    for m in model.modules():
-        if hasattr(m, "variance_epsilon"):
-            m.variance_epsilon /= 10
+    rope = config.rope_parameters if "rope_type" in config.rope_parameters else None
+    for freq in [n for n, _ in rotary.named_buffers() if n.endswith("inv_freq") and "original" not in n]:
+        buffer = getattr(rotary, freq)
+        keep = buffer.clone()
+        d = torch.arange(0, len(keep), dtype=torch.float32) / len(keep)
+        if rope and rope["rope_type"] != "default":
+            buffer.copy_(rope["rope_theta"] ** -d)
+            out["no rope scaling"] = off()
+        buffer.copy_(keep * 1.01**-d)
+        out["theta 1 % off" if rope else f"{freq} 1 % off"] = off()
+        buffer.copy_(keep)
+    try_attribute("epsilon x 10", modules, "variance_epsilon", lambda e: 10 * e)
+    try_attribute("epsilon x 10", [m for m in modules if "Norm" in type(m).__name__], "eps", lambda e: 10 * e)
+    try_attribute("window one longer", [config], "sliding_window", lambda n: n + 1)
+    try_attribute("chunk one longer", [config], "attention_chunk_size", lambda n: n + 1)
+    try_attribute("scores 1 % larger", attention, "scaling", lambda s: 1.01 * s)
+    try_attribute("no cap of scores", attention, "attn_logit_softcapping", lambda _: None)
+    try_attribute("no cap of logits", [config], "final_logit_softcapping", lambda _: None)
+    try_attribute("no temperature", attention, "attn_temperature_tuning", lambda _: False)
     if config.model_type == "smollm3":
         for layer in model.model.layers:
             layer.self_attn.use_rope = 1
@@ -408,7 +459,7 @@ def make(name, tok, sp):
     folder = MODELS / f"{name}-tiny"
     shutil.rmtree(folder, ignore_errors=True)
     config = COMMON | spec["config"]
-    if config["model_type"] in ("qwen2", "qwen3"):
+    if config["model_type"] in ("qwen2", "qwen3") or is_gemma(config["model_type"]):
         config.pop("mlp_bias")
     if config["model_type"] == "qwen2":
         config.pop("attention_bias")
@@ -428,7 +479,7 @@ def make(name, tok, sp):
     seed = sum(name.encode())
     model = init_weights(model, spec["exact"], seed).eval()
     state = {k: v.to(spec["store"]).contiguous() for k, v in model.state_dict().items()}
-    if config["tie_word_embeddings"]:
+    if cfg.tie_word_embeddings:
         state.pop("lm_head.weight")
     assert all(torch.equal(v.float(), model.state_dict()[k]) for k, v in state.items())
     write_safetensors(folder, state, spec.get("shards", 1))
@@ -444,14 +495,16 @@ def make(name, tok, sp):
     hf = AutoTokenizer.from_pretrained(folder)
     assert hf(corpus.english(), add_special_tokens=False)["input_ids"] == text_ids
     print(f"{name}: {sum(v.numel() for v in state.values())} weights, text of {len(text_ids)} tokens")
-    cases = [make_case(ref, wide, n, text_ids, tok.get_vocab_size()) for n in PROMPT_LENGTHS]
+    lengths = spec.get("lengths", LENGTHS)
+    cases = [make_case(ref, wide, n, where, text_ids, tok.get_vocab_size()) for n, where in lengths.items()]
     sensitivity(name, ref, cases[-1])
     write_logits(GOLDEN / "logits" / f"{name}-tiny.bin", config["vocab_size"], cases)
 
 
 def main():
     for name, (tok, sp) in st.model_tokenizers().items():
-        make(name, tok, sp)
+        if not sys.argv[1:] or name in sys.argv[1:]:
+            make(name, tok, sp)
 
 
 main()

@@ -1,7 +1,8 @@
 """Writes tests/golden/tokenizer/ and tests/data/tokenizers/.
 
-  make_tokenizers.py         train the small tokenizers, write everything
-  make_tokenizers.py NAME…   only the golden files of these
+  make_tokenizers.py           train the small tokenizers, write everything
+  make_tokenizers.py NAME…     only the golden files of these
+  make_tokenizers.py -t NAME…  train these first
 
 The vocabularies of Llama 2, Llama 3.1, Qwen3 (scripts/fetch_tokenizers) and SmolLM2 (its GGUF file) are not committed,
 only the ids.
@@ -84,16 +85,21 @@ def train():
     out["mistral-first"] = (st.sentencepiece_bpe(sp, "first", inst), config, None, None)
     out["mistral-always"] = (st.sentencepiece_bpe(sp, "always", inst), config, None, None)
     out["spm"] = (None, config, sp, None)
+    gemma = st.train_gemma(N_VOCAB, text)
+    config = {"bos": "<bos>", "eos": "<eos>", "pad": "<pad>", "add_bos": True, "chat_template": st.GEMMA_CHAT}
+    out["gemma"] = (st.gemma_bpe(gemma), config, gemma, None)
     return out
 
 
-def write_small():
+def write_small(names):
     for name, (tok, config, sp, pre) in train().items():
+        if names and name not in names:
+            continue
         folder = TOKENIZERS / name
         if tok:
             save(folder / "tokenizer.json", st.tokenizer_json(tok, string_merges=name in ("gpt2", "llama3", "mistral-legacy")))
             save(folder / "tokenizer_config.json", st.tokenizer_config(**config))
-        if sp:
+        if sp and not tok:
             save(folder / "tokenizer.model", sp)
         if not sp and not pre:
             continue
@@ -102,7 +108,9 @@ def write_small():
             w = gguf.GGUFWriter(path, "llama")
             w.add_type("vocab")
             w.add_name(name)
-            if sp:
+            if name == "gemma":
+                st.gguf_gemma(w, sp)
+            elif sp:
                 st.gguf_sentencepiece(w, sp)
             else:
                 st.gguf_byte_level(w, tok, pre, config.get("bos"), config["eos"], config.get("add_bos", False))
@@ -194,12 +202,14 @@ def write_golden(name, strings):
 
 
 def main():
-    names = sys.argv[1:]
+    names = [n for n in sys.argv[1:] if n != "-t"]
     strings = corpus.test_strings(N_STRINGS)
     if not names:
         write_strings(GOLDEN / "tokenizer" / "strings.bin", strings)
-        write_small()
+        write_small([])
         names = ["smollm2", *FETCHED, *sorted(p.name for p in TOKENIZERS.iterdir() if p.is_dir())]
+    elif "-t" in sys.argv:
+        write_small(names)
     for name in names:
         write_golden(name, strings)
 

@@ -28,6 +28,10 @@ MISTRAL_CHAT = (
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
     "{{ '[INST] ' + message['content'] + ' [/INST]' }}{% else %}{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}"
 )
+GEMMA_CHAT = (
+    "{{ bos_token }}{% for message in messages %}{{ '<start_of_turn>' + message['role'] + '\n' + message['content'] | trim }}"
+    "{{ '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
 
 
 def special(*names):
@@ -73,7 +77,7 @@ def byte_level(rule, n_vocab, text, added=(), first=(), bos=None):
     return tok
 
 
-def train_sentencepiece(n_vocab, text):
+def train_sentencepiece(n_vocab, text, **options):
     """A sentencepiece BPE model with byte fallback, as Llama 2 and Mistral have; returns the model file's bytes."""
     out = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -89,8 +93,16 @@ def train_sentencepiece(n_vocab, text):
         remove_extra_whitespaces=False,
         num_threads=1,
         minloglevel=2,
+        **options,
     )
     return out.getvalue()
+
+
+def train_gemma(n_vocab, text):
+    """The same as Gemma has it: other special tokens, no space in front; the last two pieces mark turns."""
+    names = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3}
+    names |= {"pad_piece": "<pad>", "eos_piece": "<eos>", "bos_piece": "<bos>", "unk_piece": "<unk>"}
+    return train_sentencepiece(n_vocab - 2, text, add_dummy_prefix=False, **names)
 
 
 def pieces(model):
@@ -109,13 +121,8 @@ def pieces(model):
     return out
 
 
-def sentencepiece_bpe(model, form, added=()):
-    """The tokenizer.json form of a sentencepiece BPE model.
-
-    form: 'legacy' (a normalizer puts the space in front, of every piece between special tokens),
-          'first'  (Metaspace, in front of the text only), 'always' (Metaspace, in front of every piece).
-    """
-    table = pieces(model)
+def merges_of(table):
+    """The merges that pieces with scores stand for, best first."""
     vocab = {text: i for i, (text, _, _) in enumerate(table)}
     merges = []
     for text, score, kind in table:
@@ -124,8 +131,33 @@ def sentencepiece_bpe(model, form, added=()):
                 a, b = text[:k], text[k:]
                 if a in vocab and b in vocab:
                     merges.append((-score, vocab[a], vocab[b], (a, b)))
-    merges = [m[3] for m in sorted(merges)]
-    tok = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    return [m[3] for m in sorted(merges)]
+
+
+def gemma_bpe(model):
+    """tokenizer.json as Gemma 2 and 3 have it: spaces become marks before anything else, so that its Split never splits."""
+    table = pieces(model)
+    vocab = {text: i for i, (text, _, _) in enumerate(table)}
+    tok = Tokenizer(models.BPE(vocab, merges_of(table), unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tok.normalizer = normalizers.Replace(" ", "\u2581")
+    tok.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tok.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tok.add_special_tokens(special("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"))
+    tok.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A <bos> $B", special_tokens=[("<bos>", tok.token_to_id("<bos>"))]
+    )
+    return tok
+
+
+def sentencepiece_bpe(model, form, added=()):
+    """The tokenizer.json form of a sentencepiece BPE model.
+
+    form: 'legacy' (a normalizer puts the space in front, of every piece between special tokens),
+          'first'  (Metaspace, in front of the text only), 'always' (Metaspace, in front of every piece).
+    """
+    table = pieces(model)
+    vocab = {text: i for i, (text, _, _) in enumerate(table)}
+    tok = Tokenizer(models.BPE(vocab, merges_of(table), unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     if form == "legacy":
         tok.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     else:
@@ -195,6 +227,24 @@ def gguf_byte_level(w, tok, pre, bos=None, eos=None, add_bos=False, n_vocab=None
     w.add_add_bos_token(add_bos)
 
 
+def gguf_gemma(w, model):
+    table = pieces(model)
+    control = [("<start_of_turn>", -1000.0, int(gguf.TokenType.CONTROL)), ("<end_of_turn>", -1000.0, int(gguf.TokenType.CONTROL))]
+    table += control
+    w.add_tokenizer_model("llama")
+    w.add_tokenizer_pre("default")
+    w.add_token_list([t for t, _, _ in table])
+    w.add_token_scores([s for _, s, _ in table])
+    w.add_token_types([k for _, _, k in table])
+    w.add_bos_token_id(2)
+    w.add_eos_token_id(1)
+    w.add_unk_token_id(3)
+    w.add_pad_token_id(0)
+    w.add_add_bos_token(True)
+    w.add_add_eos_token(False)
+    w.add_add_space_prefix(False)
+
+
 def gguf_sentencepiece(w, model):
     table = pieces(model)
     w.add_tokenizer_model("llama")
@@ -216,10 +266,15 @@ def model_tokenizers():
     llama3 = special("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
     chatml = special("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     sp = train_sentencepiece(512, text)
+    gemma = train_gemma(512, text)
     return {
         "llama31": (byte_level("llama3", 512, text, llama3, bos="<|begin_of_text|>"), None),
         "mistral": (sentencepiece_bpe(sp, "first"), sp),
         "qwen2": (byte_level("qwen2", 500, text, chatml), None),
         "qwen3": (byte_level("qwen2", 512, text, chatml + plain("<think>", "</think>")), None),
         "smollm3": (byte_level("llama3", 512, text, chatml + plain("<think>", "</think>")), None),
+        "gemma2": (gemma_bpe(gemma), gemma),
+        "gemma3": (gemma_bpe(gemma), gemma),
+        "mistral-swa": (sentencepiece_bpe(sp, "first"), sp),
+        "qwen3-swa": (byte_level("qwen2", 512, text, chatml + plain("<think>", "</think>")), None),
     }

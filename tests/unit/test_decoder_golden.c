@@ -212,6 +212,30 @@ static void test_decoder_golden_smollm3(void **state)
     compare_tiny("smollm3-tiny");
 }
 
+static void test_decoder_golden_gemma2(void **state)
+{
+    (void)state;
+    compare_tiny("gemma2-tiny");
+}
+
+static void test_decoder_golden_gemma3(void **state)
+{
+    (void)state;
+    compare_tiny("gemma3-tiny");
+}
+
+static void test_decoder_golden_mistral_swa(void **state)
+{
+    (void)state;
+    compare_tiny("mistral-swa-tiny");
+}
+
+static void test_decoder_golden_qwen3_swa(void **state)
+{
+    (void)state;
+    compare_tiny("qwen3-swa-tiny");
+}
+
 static void test_decoder_golden_smollm2(void **state)
 {
     (void)state;
@@ -240,6 +264,10 @@ int main(void)
         cmocka_unit_test(test_decoder_golden_qwen2),
         cmocka_unit_test(test_decoder_golden_qwen3),
         cmocka_unit_test(test_decoder_golden_smollm3),
+        cmocka_unit_test(test_decoder_golden_gemma2),
+        cmocka_unit_test(test_decoder_golden_gemma3),
+        cmocka_unit_test(test_decoder_golden_mistral_swa),
+        cmocka_unit_test(test_decoder_golden_qwen3_swa),
         cmocka_unit_test(test_decoder_golden_smollm2),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -707,8 +707,9 @@ static void test_model_file_fingerprint(void **state)
 static void test_model_file_tiny_models_run(void **state)
 {
     (void)state;
-    static const char *const names[] = {"llama31-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny",
-                                        "smollm3-tiny"};
+    static const char *const names[] = {"llama31-tiny", "mistral-tiny",     "qwen2-tiny",
+                                        "qwen3-tiny",   "smollm3-tiny",     "gemma2-tiny",
+                                        "gemma3-tiny",  "mistral-swa-tiny", "qwen3-swa-tiny"};
     static const char *const endings[] = {"", ".f32.gguf", ".f16.gguf"};
     int n_ggufs = 0;
     for (size_t i = 0; i < PGD_ARRAY_LEN(names); i++) {
@@ -734,6 +735,16 @@ static void test_model_file_tiny_models_run(void **state)
             assert_int_equal(c->head_dim, from_dir.head_dim);
             assert_int_equal(c->vocab_size, from_dir.vocab_size);
             assert_true(c->rope_theta == from_dir.rope_theta);
+            assert_true(c->rope_local_theta == from_dir.rope_local_theta);
+            assert_int_equal(c->sliding_window, from_dir.sliding_window);
+            assert_memory_equal(c->layer_attention, from_dir.layer_attention,
+                                (size_t)c->n_layers * sizeof(c->layer_attention[0]));
+            assert_true(fabs(c->attn_scale - from_dir.attn_scale) < 1e-7);
+            assert_true(c->attn_soft_cap == from_dir.attn_soft_cap);
+            assert_true(c->final_soft_cap == from_dir.final_soft_cap);
+            assert_int_equal(c->act, from_dir.act);
+            assert_int_equal(c->scales_embed, from_dir.scales_embed);
+            assert_int_equal(c->post_norms, from_dir.post_norms);
             assert_int_equal(c->tied_head, from_dir.tied_head);
             assert_int_equal(c->qk_norm, from_dir.qk_norm);
             assert_int_equal(c->qkv_bias, from_dir.qkv_bias);

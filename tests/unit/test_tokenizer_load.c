@@ -95,6 +95,9 @@ static const json_case json_cases[] = {
     {"{\"normalizer\":7," MODEL "}", NULL, PGD_EFORMAT, "normalizer"},
     {"{\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"}," MODEL "}", NULL, PGD_EUNSUPPORTED,
      "BertPreTokenizer"},
+    {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},"
+     "\"behavior\":\"MergedWithPrevious\",\"invert\":false}}",
+     NULL, PGD_EUNSUPPORTED, "a pre_tokenizer of type \"Split\""}, /* spaces are still there */
     {"{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":"
      "{\"Regex\":\"[a-z]+\"},"
      "\"behavior\":\"Isolated\",\"invert\":false}," BYTE_LEVEL "]}," MODEL "}",
