@@ -130,6 +130,16 @@ $(BUILD)/tests/fuzz/%: $(BUILD)/tests/fuzz/%.c.o $(if $(FUZZER),,$(BUILD)/tests/
 
 # What the simulation's tests share.
 SIM_OBJ := $(call obj,$(wildcard tests/sim/sim_*.c))
+# Copies of engine sources with faults in them, which go before the archive's own.
+PLANTED     := $(BUILD)/tests/sim/planted
+PLANTED_SRC := $(sort $(shell sed -n 's/^in //p' tests/sim/planted_bugs.txt))
+PLANTED_OBJ := $(patsubst %.c,$(PLANTED)/%.c.o,$(PLANTED_SRC) planted_table.c)
+$(PLANTED)/stamp: tests/sim/plant tests/sim/planted_bugs.txt $(PLANTED_SRC)
+	@mkdir -p $(@D)
+	$(call say,PLANT)tests/sim/plant tests/sim/planted_bugs.txt $(@D) && touch $@
+$(PLANTED_OBJ): $(PLANTED)/%.c.o: $(PLANTED)/stamp $(BUILD)/flags
+	$(call say,CC)$(CC) $(CFLAGS_ALL) -MMD -MP -c -o $@ $(PLANTED)/$*.c
+$(BUILD)/tests/sim/test_planted_bugs: $(PLANTED_OBJ)
 $(filter $(BUILD)/tests/sim/%,$(UNIT_BIN)): %: %.c.o $(SIM_OBJ) $(LIBS_ALL_A)
 	@mkdir -p $(@D)
 	$(call say,LD)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl,--start-group $(LIBS_ALL_A) -Wl,--end-group -lcmocka $(LIBS_ENGINE)
@@ -185,4 +195,5 @@ install: all
 clean:
 	rm -rf build build-*
 
--include $(patsubst %.o,%.d,$(call obj,$(foreach l,$(LAYERS),$(SRC_$l)) $(MAINS) $(UNIT_SRC) tests/e2e/chaos_worker.c $(FUZZ_SRC) tests/fuzz/replay.c $(wildcard tests/sim/sim_*.c) $(wildcard tests/bench/bench_*.c)))
+-include $(patsubst %.o,%.d,$(call obj,$(foreach l,$(LAYERS),$(SRC_$l)) $(MAINS) $(UNIT_SRC) tests/e2e/chaos_worker.c $(FUZZ_SRC) tests/fuzz/replay.c $(wildcard tests/sim/sim_*.c) $(wildcard tests/bench/bench_*.c)) \
+         $(PLANTED_OBJ:.o=.d))

@@ -105,8 +105,6 @@ static void draw_config(sim_config *c, int32_t config_idx)
     c->enable_prefix_caching = f.has_cache;
     c->depth = f.is_deep ? 2 + chance(30) : 1;
     c->is_async = f.is_deep ? chance(75) : chance(25);
-    if (f.has_drafts)
-        c->is_async = 0;
     c->max_drafts = f.has_drafts ? 1 + rnd(5) : 0;
     c->n_right_in_4 = rnd(5);
     c->num_lookahead_tokens = f.has_drafts && chance(30) ? rnd(4) : 0;

@@ -90,8 +90,14 @@ static void on_finished(void *arg, request *r, request_error error)
     if (r->status == REQUEST_FINISHED_ABORTED) {
         SIM_CHECK(s, life->is_aborted, "request %d was not aborted", q->id);
     } else if (r->status == REQUEST_FINISHED_ERROR) {
-        SIM_CHECK(s, error == REQUEST_ERROR_NAN_LOGITS && q->error_at > 0,
-                  "request %d has no error", q->id);
+        /* Whoever read what a failing request had written before that was known fails too. */
+        SIM_CHECK(s,
+                  error == REQUEST_ERROR_NAN_LOGITS && (q->error_at > 0 || s->n_new_errors > 1 ||
+                                                        life->admitted_in < s->error_step_id),
+                  "request %d fails after it was admitted in step %llu; the last error was known "
+                  "before step %llu",
+                  q->id, (unsigned long long)life->admitted_in,
+                  (unsigned long long)s->error_step_id);
         s->total->n_errors++;
     } else {
         SIM_CHECK(s, r->status == want && (is_stop || life->n_tokens == life->limit),
@@ -190,12 +196,14 @@ static void keep_frame(sim_state *s, const scheduler_output *out)
         frame->data = malloc(frame->cap_bytes);
         SIM_CHECK(s, frame->data != NULL, "out of memory");
     }
+    frame->seen_step_id = s->seen_step_id;
     wire_encode(frame->data, frame->n_bytes, WIRE_STEP, 1, &scheduler_output_record, out);
 }
 
-static void check_new(const sim_state *s, const new_request_msg *msg, const sim_op *op)
+static void check_new(sim_state *s, uint64_t step_id, const new_request_msg *msg, const sim_op *op)
 {
-    const sim_life *life = &s->lives[msg->request_id];
+    sim_life *life = &s->lives[msg->request_id];
+    life->admitted_in = step_id;
     bool is_listed = op == NULL || op->n_only < 0;
     for (int32_t k = 0; !is_listed && k < op->n_only; k++)
         is_listed = (uint64_t)op->only[k] == msg->request_id;
@@ -222,7 +230,7 @@ static bool schedule(sim_state *s, const sim_op *op)
     if (!is_step)
         return false;
     for (int32_t i = 0; i < out.n_new; i++)
-        check_new(s, &out.new_requests[i], op);
+        check_new(s, out.step_id, &out.new_requests[i], op);
     sim_oracle_check_order(s, &before, &out);
     sim_oracle_check_windows(s, &out);
     s->total->n_common += out.n_common_prefix_blocks[0] > 0 && out.n_cached + out.n_new > 1;
@@ -271,12 +279,14 @@ static void answer(sim_state *s, uint64_t order)
     pgd_err err =
         scheduler_output_decode(&out, &s->scratch, frame->data, frame->n_bytes, &s->limits, &why);
     SIM_CHECK(s, err == PGD_OK, "the message is refused: %s", why.text);
-    sim_worker_run(&result, results, &s->worker, &out);
+    sim_worker_run(&result, results, &s->worker, &out, frame->seen_step_id);
     SIM_CHECK(s, s->worker.fault[0] == '\0', "%s", s->worker.fault);
     check_limits(s, &out);
     if (order != 0)
         shuffle(&result, results, s->worker.prompts, order);
+    s->n_new_errors = 0;
     for (int32_t i = 0; i < result.n_results; i++) {
+        s->n_new_errors += results[i].error != REQUEST_ERROR_NONE;
         const request *r = scheduler_find(s->sched, results[i].request_id);
         s->total->n_late_dropped += r != NULL && r->epoch != results[i].request_epoch;
         s->total->n_drafts_accepted += (uint64_t)PGD_MAX(results[i].n_tokens - 1, 0);
@@ -287,6 +297,9 @@ static void answer(sim_state *s, uint64_t order)
     s->n_frames--;
     SIM_CHECK(s, scheduler_update(s->sched, &result) == PGD_OK,
               "the result of step %llu is refused", (unsigned long long)result.step_id);
+    s->seen_step_id = result.step_id;
+    if (s->n_new_errors > 0)
+        s->error_step_id = s->sched->next_step_id;
 }
 
 static void kill_worker(sim_state *s)
@@ -400,6 +413,7 @@ static void create_scheduler(sim_state *s)
         .enable_prefix_caching = c->enable_prefix_caching != 0,
         .async = c->is_async != 0,
         .max_steps_in_flight = c->depth,
+        .num_speculative_tokens = c->max_drafts,
         .num_lookahead_tokens = c->num_lookahead_tokens,
         .watermark = c->watermark_percent / 100.0,
         .n_blocks = c->n_blocks,

@@ -19,6 +19,7 @@ typedef struct sim_life {
     uint64_t chain; /* of all tokens so far */
     int32_t n_tokens;
     token_id last;
+    uint64_t admitted_in; /* id of the step that did it last */
     int32_t n_finished;
     int32_t n_released;
 } sim_life;
@@ -34,6 +35,7 @@ typedef struct sim_frame {
     void *data;
     size_t n_bytes;
     size_t cap_bytes;
+    uint64_t seen_step_id; /* last step whose result was there when it was made */
 } sim_frame;
 
 typedef struct sim_state {
@@ -49,6 +51,9 @@ typedef struct sim_state {
     sim_frame frames[SCHEDULER_MAX_STEPS_IN_FLIGHT]; /* a ring */
     int32_t first_frame;
     int32_t n_frames;
+    uint64_t seen_step_id;  /* last one whose result has been applied */
+    int32_t n_new_errors;   /* of the result that is being applied */
+    uint64_t error_step_id; /* first step that was made after the last result with an error */
     int32_t op_idx;
     sim_past past[SIM_N_PAST];
     int32_t next_past;

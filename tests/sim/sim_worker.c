@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Contents that are not a number. */
+#define NOT_FINITE UINT64_MAX
+
 #define FAULT(w, ...)                                            \
     do {                                                         \
         if ((w)->fault[0] == '\0')                               \
@@ -232,6 +235,7 @@ static sim_row *add_row(sim_worker *w, const new_request_msg *msg)
     row->n_computed = msg->n_computed_tokens;
     row->n_drafts = 0;
     row->is_encoded = false;
+    memset(row->rejected_in, 0, sizeof row->rejected_in);
     memcpy(row->tokens, msg->tokens, (size_t)msg->n_tokens * sizeof *msg->tokens);
     row->chain[0] = sim_chain_start(row->request->salt);
     extend_chain(row, 0);
@@ -247,23 +251,38 @@ static sim_row *add_row(sim_worker *w, const new_request_msg *msg)
     return row;
 }
 
+/* Drafts that the engine still takes for accepted. */
+static int32_t n_rejected_unseen(const sim_worker *w, const sim_row *row)
+{
+    int32_t n = 0;
+    for (int i = 0; i < SIM_MAX_IN_FLIGHT; i++)
+        n += row->rejected_in[i] > w->seen_step_id ? row->n_rejected[i] : 0;
+    return n;
+}
+
 static sim_row *continue_row(sim_worker *w, const cached_request_msg *msg)
 {
     sim_row *row = find_row(w, msg->request_id);
-    if (row == NULL || row->n_computed != msg->n_computed_tokens) {
-        FAULT(w, "request %d continues at %d, its row is at %d", (int)msg->request_id,
-              msg->n_computed_tokens, row == NULL ? -1 : row->n_computed);
+    int32_t n_unseen = row != NULL ? n_rejected_unseen(w, row) : 0;
+    if (row == NULL || row->n_computed + n_unseen != msg->n_computed_tokens) {
+        FAULT(w, "request %d continues at %d, its row is at %d, %d rejections not seen",
+              (int)msg->request_id, msg->n_computed_tokens, row == NULL ? -1 : row->n_computed,
+              n_unseen);
         return NULL;
     }
     for (int32_t g = 0; g < w->config->n_groups; g++) {
         for (int32_t i = 0; i < msg->new_blocks.n_blocks[g] && !is_faulty(w); i++)
             take_new_block(w, row, g, msg->new_blocks.ids[g][i]);
     }
-    if (msg->n_draft_tokens > row->n_drafts)
+    bool is_own = msg->n_draft_tokens > 0 && msg->draft_tokens == NULL;
+    if (is_own != (msg->n_draft_tokens > 0 && w->config->is_async))
+        FAULT(w, "request %d comes with %d drafts of %s", (int)row->id, msg->n_draft_tokens,
+              is_own ? "its own" : "the engine");
+    if (msg->n_draft_tokens > (is_own ? w->config->max_drafts : row->n_drafts))
         FAULT(w, "request %d comes with %d drafts, it proposed %d", (int)row->id,
               msg->n_draft_tokens, row->n_drafts);
-    for (int32_t d = 0; d < msg->n_draft_tokens && !is_faulty(w); d++) {
-        if (msg->draft_tokens != NULL && msg->draft_tokens[d] != row->drafts[d])
+    for (int32_t d = 0; d < PGD_MIN(msg->n_draft_tokens, row->n_drafts) && !is_faulty(w); d++) {
+        if (!is_own && msg->draft_tokens[d] != row->drafts[d])
             FAULT(w, "request %d comes with draft %d = %d, it proposed %d", (int)row->id, d,
                   msg->draft_tokens[d], row->drafts[d]);
         row->tokens[row->n_tokens + d] = row->drafts[d];
@@ -271,10 +290,13 @@ static sim_row *continue_row(sim_worker *w, const cached_request_msg *msg)
     return is_faulty(w) ? NULL : row;
 }
 
-static void add_share(sim_worker *w, sim_row *row, int32_t n, int32_t n_drafts)
+/* n_claimed: drafts among the n tokens; the row may have proposed fewer. */
+static void add_share(sim_worker *w, sim_row *row, int32_t n, int32_t n_claimed)
 {
     if (row == NULL)
         return;
+    int32_t n_drafts = PGD_MIN(n_claimed, row->n_drafts);
+    n -= n_claimed - n_drafts;
     int32_t end = row->n_computed + n;
     if (n < 1 || end > row->n_tokens + n_drafts ||
         (n_drafts > 0 && end != row->n_tokens + n_drafts))
@@ -292,7 +314,13 @@ static void add_share(sim_worker *w, sim_row *row, int32_t n, int32_t n_drafts)
             FAULT(w, "request %d has two shares of the step", (int)row->id);
     }
     if (!is_faulty(w))
-        w->shares[w->n_shares++] = (sim_share){row, row->n_computed, n, n_drafts};
+        w->shares[w->n_shares++] =
+            (sim_share){.row = row,
+                        .first = row->n_computed,
+                        .n = n,
+                        .n_drafts = n_drafts,
+                        .n_claimed = n_claimed,
+                        .is_broken = row->request->error_at > 0 && end >= row->request->error_at};
 }
 
 /* --- the message as a whole --------------------------------------------------------------------- */
@@ -414,8 +442,10 @@ static size_t slot_of(sim_worker *w, const sim_row *row, int32_t g, int32_t pos)
     return (size_t)id * (size_t)w->max_block_size + (size_t)(pos % bs);
 }
 
-static void write_slot(sim_worker *w, const sim_row *row, int32_t g, int32_t pos, uint64_t chain)
+static void write_slot(sim_worker *w, const sim_share *share, int32_t g, int32_t pos,
+                       uint64_t chain)
 {
+    const sim_row *row = share->row;
     block_id id = row->table[g][pos / w->config->groups[g].block_size];
     size_t slot = slot_of(w, row, g, pos);
     if (w->written_in[slot] == w->next_step_id)
@@ -427,7 +457,7 @@ static void write_slot(sim_worker *w, const sim_row *row, int32_t g, int32_t pos
         w->owner[id] = (int8_t)g;
     }
     w->written_in[slot] = w->next_step_id;
-    w->shadow[slot] = sim_chain_content(chain, g);
+    w->shadow[slot] = share->is_broken ? NOT_FINITE : sim_chain_content(chain, g);
 }
 
 static void write_share(sim_worker *w, const sim_share *share)
@@ -438,39 +468,73 @@ static void write_share(sim_worker *w, const sim_share *share)
     for (int32_t g = 0; g < w->config->n_groups; g++) {
         if (w->config->groups[g].kind == ATTENTION_CROSS) {
             for (int32_t pos = 0; pos < row->request->n_encoder && !row->is_encoded; pos++)
-                write_slot(w, row, g, pos, sim_chain_encoder(row->request->salt, pos));
+                write_slot(w, share, g, pos, sim_chain_encoder(row->request->salt, pos));
             row->is_encoded = true;
             continue;
         }
         for (int32_t pos = share->first; pos < share->first + share->n; pos++)
-            write_slot(w, row, g, pos, row->chain[pos + 1]);
+            write_slot(w, share, g, pos, row->chain[pos + 1]);
     }
 }
 
-static void read_slot(sim_worker *w, const sim_share *share, int32_t g, int32_t pos, uint64_t chain)
+/* What the share wrote in this step is not finite after all. */
+static void break_share(sim_worker *w, sim_share *share)
+{
+    share->is_broken = true;
+    for (int32_t g = 0; g < w->config->n_groups; g++) {
+        if (w->config->groups[g].kind == ATTENTION_CROSS)
+            continue;
+        for (int32_t pos = share->first; pos < share->first + share->n; pos++)
+            w->shadow[slot_of(w, share->row, g, pos)] = NOT_FINITE;
+    }
+}
+
+/* False when it read something that is not finite. */
+static bool read_slot(sim_worker *w, const sim_share *share, int32_t g, int32_t pos, uint64_t chain)
 {
     size_t slot = slot_of(w, share->row, g, pos);
+    if (w->shadow[slot] == NOT_FINITE)
+        return false;
     if (w->shadow[slot] != sim_chain_content(chain, g))
         FAULT(w,
               "request %d, %d tokens at %d, attends at position %d to foreign contents of block "
               "%zu, group %d",
               (int)share->row->id, share->n, share->first, pos, slot / (size_t)w->max_block_size,
               g);
+    return true;
 }
 
-static void read_share(sim_worker *w, const sim_share *share)
+static bool read_share(sim_worker *w, const sim_share *share)
 {
     const sim_row *row = share->row;
+    bool is_finite = true;
     for (int32_t g = 0; g < w->config->n_groups; g++) {
         const sim_group *group = &w->config->groups[g];
         if (group->kind == ATTENTION_CROSS) {
             for (int32_t pos = 0; pos < row->request->n_encoder; pos++)
-                read_slot(w, share, g, pos, sim_chain_encoder(row->request->salt, pos));
+                is_finite &=
+                    read_slot(w, share, g, pos, sim_chain_encoder(row->request->salt, pos));
             continue;
         }
         for (int32_t pos = sim_first_read(group, share->first); pos < share->first + share->n;
              pos++)
-            read_slot(w, share, g, pos, row->chain[pos + 1]);
+            is_finite &= read_slot(w, share, g, pos, row->chain[pos + 1]);
+    }
+    return is_finite;
+}
+
+/* Rows may read what others wrote in this step, so what breaks goes on until all is settled. */
+static void read_shares(sim_worker *w)
+{
+    bool is_changed = true;
+    while (is_changed) {
+        is_changed = false;
+        for (int32_t i = 0; i < w->n_shares; i++) {
+            if (!read_share(w, &w->shares[i]) && !w->shares[i].is_broken) {
+                break_share(w, &w->shares[i]);
+                is_changed = true;
+            }
+        }
     }
 }
 
@@ -520,10 +584,9 @@ static void sample_share(sim_worker *w, const sim_share *share, step_result *res
 {
     sim_row *row = share->row;
     int32_t end = share->first + share->n;
-    bool is_error = row->request->error_at > 0 && end >= row->request->error_at;
     bool is_sampled = end >= row->n_tokens;
     row->n_computed = end;
-    if (!is_sampled && !is_error)
+    if (!is_sampled && !share->is_broken)
         return;
     request_result_msg *res = &results[result->n_results++];
     memset(res, 0, sizeof *res);
@@ -541,7 +604,10 @@ static void sample_share(sim_worker *w, const sim_share *share, step_result *res
     }
     if (is_sampled)
         row->n_computed = row->n_tokens - 1;
-    if (is_error) { /* the row goes on until the engine takes it away */
+    int32_t oldest = (int32_t)(w->next_step_id % SIM_MAX_IN_FLIGHT);
+    row->rejected_in[oldest] = w->next_step_id;
+    row->n_rejected[oldest] = is_sampled ? share->n_claimed - (res->n_tokens - 1) : 0;
+    if (share->is_broken) { /* the row goes on until the engine takes it away */
         res->n_tokens = 0;
         res->error = REQUEST_ERROR_NAN_LOGITS;
     } else if (w->config->max_drafts > 0) {
@@ -550,8 +616,9 @@ static void sample_share(sim_worker *w, const sim_share *share, step_result *res
 }
 
 void sim_worker_run(step_result *result, request_result_msg *results, sim_worker *w,
-                    const scheduler_output *out)
+                    const scheduler_output *out, uint64_t seen_step_id)
 {
+    w->seen_step_id = seen_step_id;
     *result = (step_result){.step_id = out->step_id,
                             .results = results,
                             .prompt_results = w->prompts,
@@ -561,8 +628,7 @@ void sim_worker_run(step_result *result, request_result_msg *results, sim_worker
         return;
     for (int32_t i = 0; i < w->n_shares; i++)
         write_share(w, &w->shares[i]);
-    for (int32_t i = 0; i < w->n_shares; i++)
-        read_share(w, &w->shares[i]);
+    read_shares(w);
     for (int32_t i = 0; i < w->n_shares; i++)
         score_share(w, &w->shares[i], result);
     for (int32_t i = 0; i < w->n_shares; i++)

@@ -8,6 +8,7 @@
  * written, or a wrong table is noticed at once. Beyond that the worker keeps who holds which block,
  * as far as messages and attention windows tell, and checks every message against it: ids, epochs,
  * positions, drafts, blocks that are new and not free, blocks to zero, common prefixes, totals.
+ * A request that is to fail writes numbers that are not finite; whoever reads them fails too.
  * Thread:  one at a time
  */
 #ifndef TESTS_SIM_SIM_WORKER_H
@@ -16,7 +17,8 @@
 #include "proto/scheduler_output.h"
 #include "tests/sim/sim_chain.h"
 
-#define SIM_MAX_TOKENS (SIM_MAX_LEN + PGD_MAX_DRAFT_TOKENS + 1)
+#define SIM_MAX_TOKENS    (SIM_MAX_LEN + PGD_MAX_DRAFT_TOKENS + 1)
+#define SIM_MAX_IN_FLIGHT 4
 
 typedef struct sim_row {
     bool is_used;
@@ -31,6 +33,10 @@ typedef struct sim_row {
     int32_t n_drafts;                   /* its last proposal */
     token_id drafts[PGD_MAX_DRAFT_TOKENS];
     bool is_encoded; /* cross attention: the encoder's part is written */
+    /* Drafts that recent steps rejected, by step id; the engine counts them until it has seen those
+     * results. */
+    uint64_t rejected_in[SIM_MAX_IN_FLIGHT];
+    int32_t n_rejected[SIM_MAX_IN_FLIGHT];
     int32_t n_blocks[SIM_MAX_GROUPS];
     int32_t n_dropped[SIM_MAX_GROUPS]; /* leading blocks that its windows have left */
     block_id table[SIM_MAX_GROUPS][SIM_MAX_LEN + 2];
@@ -41,7 +47,9 @@ typedef struct sim_share {
     sim_row *row;
     int32_t first; /* position */
     int32_t n;
-    int32_t n_drafts;
+    int32_t n_drafts;  /* of n, the last ones */
+    int32_t n_claimed; /* as many drafts the engine counts on */
+    bool is_broken;    /* computes numbers that are not finite */
 } sim_share;
 
 typedef struct sim_worker {
@@ -49,6 +57,7 @@ typedef struct sim_worker {
     const sim_request *const *requests; /* [SIM_MAX_REQUESTS], by id: what no message tells */
     int32_t max_block_size;
     uint64_t next_step_id;
+    uint64_t seen_step_id; /* last one whose result the engine had when it made the message */
     sim_row rows[SIM_MAX_SEQS];
     uint32_t epochs[SIM_MAX_REQUESTS]; /* last one of each id */
     uint64_t *shadow;                  /* [n_blocks, max_block_size] */
@@ -69,8 +78,9 @@ void sim_worker_init(sim_worker *w, const sim_config *config, const sim_request 
 void sim_worker_deinit(sim_worker *w);
 /* As a new process: nothing is known, memory holds garbage. next_step_id: of the first step. */
 void sim_worker_reset(sim_worker *w, uint64_t next_step_id);
-/* Runs one step. results: [SIM_MAX_SEQS]; what *result points to is valid until the next step. */
+/* Runs one step. results: [SIM_MAX_SEQS]; what *result points to is valid until the next step.
+ * seen_step_id: the last step whose result the engine had when it made the message. */
 void sim_worker_run(step_result *result, request_result_msg *results, sim_worker *w,
-                    const scheduler_output *out);
+                    const scheduler_output *out, uint64_t seen_step_id);
 
 #endif
