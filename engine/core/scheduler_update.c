@@ -212,7 +212,12 @@ static void apply_entry(scheduler *s, const step_entry *e, const step_result *re
                         const request_result_msg *res, const prompt_result_msg *prompt)
 {
     request *r = e->r;
+    bool has_failed = res != NULL && res->error != REQUEST_ERROR_NONE;
     r->n_in_flight--;
+    /* Its keys and values are not to be trusted, not even those of earlier steps, nor once the request
+     * is gone or admitted again: they may still be findable. */
+    if (has_failed)
+        kv_manager_forget(s->kv, r);
     if (request_is_finished(r)) {
         scheduler__release_if_done(s, r);
         return;
@@ -229,9 +234,7 @@ static void apply_entry(scheduler *s, const step_entry *e, const step_result *re
         keep_prompt_logprobs(r, result, prompt);
     if (res == NULL)
         return;
-    if (res->error != REQUEST_ERROR_NONE) {
-        /* Its keys and values are not to be trusted, not even those of earlier steps. */
-        kv_manager_forget(s->kv, r);
+    if (has_failed) {
         finish(s, r, r->status, REQUEST_FINISHED_ERROR, res->error, r->num_computed_tokens);
         return;
     }

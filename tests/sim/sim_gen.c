@@ -148,22 +148,41 @@ static void draw_hunt(sim_trace *t, int32_t n_requests)
     }
 }
 
+/* The request is aborted with a step out, and one with the same prompt comes. */
+static void draw_heir(sim_trace *t, sim_op *first, int32_t id)
+{
+    first->request.n_common = first->request.n_prompt;
+    sim_trace_add(t, SIM_OP_STEP);
+    sim_op *op = sim_trace_add(t, SIM_OP_ABORT);
+    if (op != NULL)
+        op->arg = first->request.id;
+    op = sim_trace_add(t, SIM_OP_ADD);
+    if (op == NULL)
+        return;
+    op->request = first->request;
+    op->request.id = id;
+    op->request.error_at = 0;
+}
+
 void sim_gen_draw(sim_trace *t, int32_t config_idx, uint64_t seed)
 {
     rng_state = hash_u64(seed) ^ hash_u64((uint64_t)config_idx + 1000);
     t->n_ops = 0;
     draw_config(&t->config, config_idx);
-    bool has_errors = chance(15);
+    bool has_errors = chance(20);
     int32_t n_requests = 0;
     for (int32_t turn = 0; turn < N_TURNS; turn++) {
         sim_op *op;
         if (chance(25) && n_requests < SIM_MAX_REQUESTS &&
             (op = sim_trace_add(t, SIM_OP_ADD)) != NULL) {
             draw_request(&op->request, &t->config, n_requests++);
-            if (has_errors && chance(5))
-                op->request.error_at = 1 + rnd(t->config.max_model_len);
+            if (has_errors && chance(15))
+                op->request.error_at = 1 + rnd(op->request.n_prompt + 8);
+            if (op->request.error_at > 0 && chance(30) && n_requests < SIM_MAX_REQUESTS)
+                draw_heir(t, op, n_requests++);
         }
-        if (chance(3) && n_requests > 0 && (op = sim_trace_add(t, SIM_OP_ABORT)) != NULL)
+        if (chance(has_errors ? 10 : 3) && n_requests > 0 &&
+            (op = sim_trace_add(t, SIM_OP_ABORT)) != NULL)
             op->arg = n_requests - 1 - rnd(PGD_MIN(n_requests, 40));
         if (rnd(1000) < 3)
             sim_trace_add(t, SIM_OP_KILL);

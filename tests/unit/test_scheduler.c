@@ -530,6 +530,25 @@ static void test_scheduler_worker_error_ends_one_request(void **state)
     fix_deinit(&f);
 }
 
+/* Aborted while its step is out: nobody is told of the error, but its blocks were published. */
+static void test_scheduler_error_after_abort_unpublishes(void **state)
+{
+    (void)state;
+    fix_init(&f, fix_opts());
+    FIX_ADD(&f, .n_prompt = 40);
+    assert_true(fix_schedule(&f));
+    assert_true(scheduler_finish_request(f.s, 0, REQUEST_FINISHED_ABORTED));
+    assert_int_equal(block_pool_n_published(kv_manager_get_pool(f.s->kv)), 2);
+    request_result_msg res = {
+        .request_id = 0, .request_epoch = 1, .error = REQUEST_ERROR_NAN_LOGITS};
+    step_result result = {.step_id = 1, .n_results = 1, .results = &res};
+    assert_int_equal(scheduler_update(f.s, &result), PGD_OK);
+    assert_int_equal(f.status[0], REQUEST_FINISHED_ABORTED);
+    assert_int_equal(f.n_released[0], 1);
+    assert_int_equal(block_pool_n_published(kv_manager_get_pool(f.s->kv)), 0);
+    fix_deinit(&f);
+}
+
 static void test_scheduler_logprobs_are_passed_on(void **state)
 {
     (void)state;
@@ -663,6 +682,7 @@ int main(void)
         cmocka_unit_test(test_scheduler_queue_is_bounded),
         cmocka_unit_test(test_scheduler_finish_from_outside),
         cmocka_unit_test(test_scheduler_worker_error_ends_one_request),
+        cmocka_unit_test(test_scheduler_error_after_abort_unpublishes),
         cmocka_unit_test(test_scheduler_logprobs_are_passed_on),
         cmocka_unit_test(test_scheduler_faulty_results_change_nothing),
         cmocka_unit_test(test_scheduler_results_in_any_order),
