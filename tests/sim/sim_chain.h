@@ -66,4 +66,14 @@ static inline int32_t sim_first_read(const sim_group *group, int32_t pos)
     return 0;
 }
 
+/* Encoder tokens that a request may have; 0 = the model has no encoder. */
+static inline int32_t sim_max_encoder(const sim_config *c)
+{
+    for (int32_t g = 0; g < c->n_groups; g++) {
+        if (c->groups[g].kind == ATTENTION_CROSS)
+            return c->groups[g].window;
+    }
+    return 0;
+}
+
 #endif

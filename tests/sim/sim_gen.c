@@ -11,9 +11,19 @@
 #define N_TURNS     400
 #define N_DOCUMENTS 4
 
-typedef enum model { MODEL_FULL, N_MODELS } model;
+typedef enum model {
+    MODEL_FULL,
+    MODEL_SLIDING,
+    MODEL_FULL_SLIDING,
+    MODEL_FULL_TWO_SLIDING, /* of unequal block sizes */
+    MODEL_FULL_CHUNKED,
+    MODEL_MIXED, /* of three kinds */
+    MODEL_CROSS, /* encoder-decoder */
+    N_MODELS
+} model;
 
-static const char *const model_names[N_MODELS] = {"unitary"};
+static const char *const model_names[N_MODELS] = {
+    "unitary", "sliding", "full+sliding", "full+two-sliding", "full+chunked", "mixed", "cross"};
 
 typedef struct shape {
     model model;
@@ -68,24 +78,60 @@ static void add_group(sim_config *c, attention_kind kind, int32_t n_hash_blocks,
                                            .zero_new_blocks = chance(20)};
 }
 
-static void draw_groups(sim_config *c, model m)
+static void draw_groups(sim_config *c, const shape *f)
 {
     static const int32_t block_sizes[] = {1, 2, 4, 8, 16};
     c->block_size = block_sizes[rnd(5)];
-    switch (m) {
+    int32_t bs = c->block_size;
+    switch (f->model) {
     case MODEL_FULL:
         add_group(c, ATTENTION_FULL, 1, 0);
+        break;
+    case MODEL_SLIDING:
+        add_group(c, ATTENTION_SLIDING, 1, 1 + rnd(40));
+        break;
+    case MODEL_FULL_SLIDING:
+        add_group(c, ATTENTION_FULL, 1, 0);
+        add_group(c, ATTENTION_SLIDING, 1, 1 + rnd(40));
+        break;
+    case MODEL_FULL_TWO_SLIDING:
+        add_group(c, ATTENTION_SLIDING, 1 + rnd(3), 1 + rnd(40));
+        add_group(c, ATTENTION_FULL, 1 + rnd(2), 0);
+        add_group(c, ATTENTION_SLIDING, 1 + rnd(3), 1 + rnd(40));
+        if (c->groups[0].block_size == c->groups[2].block_size)
+            c->groups[2].block_size += bs;
+        break;
+    case MODEL_FULL_CHUNKED:
+        add_group(c, ATTENTION_FULL, 1, 0);
+        add_group(c, ATTENTION_CHUNKED, 1, chance(50) ? bs * (1 + rnd(4)) : 1 + rnd(40));
+        break;
+    case MODEL_MIXED:
+        add_group(c, ATTENTION_CHUNKED, 1 + rnd(2), 1 + rnd(40));
+        add_group(c, ATTENTION_SLIDING, 1 + rnd(2), 1 + rnd(40));
+        add_group(c, ATTENTION_FULL, 1 + rnd(2), 0);
+        c->groups[c->n_groups] = c->groups[1];
+        if (chance(50))
+            c->groups[c->n_groups].window = 1 + rnd(40);
+        c->n_groups += chance(60);
+        break;
+    case MODEL_CROSS:
+        add_group(c, ATTENTION_FULL, 1, 0);
+        add_group(c, ATTENTION_CROSS, 1 + rnd(2), 1 + rnd(SIM_MAX_ENCODER - 1));
         break;
     case N_MODELS:
         break;
     }
+    c->use_eagle = f->has_drafts && chance(30);
+    for (int32_t g = 0; g < c->n_groups && c->use_eagle; g++)
+        c->groups[g].is_eagle = chance(30);
 }
 
 /* The smallest pool in which the longest request can run, and up to three times that more. */
 static void draw_pool(sim_config *c)
 {
+    int32_t n_encoder = sim_max_encoder(c);
     c->n_blocks = 2;
-    while (!sim_oracle_fits(c, c->max_model_len, 0))
+    while (!sim_oracle_fits(c, c->max_model_len, n_encoder))
         c->n_blocks++;
     c->n_blocks += rnd(3 * c->n_blocks);
 }
@@ -95,7 +141,7 @@ static void draw_config(sim_config *c, int32_t config_idx)
     shape f = shape_of(config_idx);
     memset(c, 0, sizeof *c);
     snprintf(c->name, sizeof c->name, "%s", sim_gen_name(config_idx));
-    draw_groups(c, f.model);
+    draw_groups(c, &f);
     c->max_model_len = 24 + rnd(SIM_MAX_LEN - 24);
     c->max_num_seqs = 1 + rnd(SIM_MAX_SEQS);
     c->max_num_batched_tokens = 8 + rnd(SIM_MAX_BATCH - 8);
@@ -127,6 +173,8 @@ static void draw_request(sim_request *q, const sim_config *c, int32_t id)
     q->priority = rnd(3);
     q->ignore_eos = chance(50);
     q->skip_lookup = chance(5);
+    q->n_encoder = sim_max_encoder(c) > 0 && chance(90) ? 1 + rnd(sim_max_encoder(c)) : 0;
+    q->n_encoder += chance(1) ? SIM_MAX_ENCODER - q->n_encoder : 0;
     q->n_scores = chance(20) ? 1 + rnd(SIM_MAX_SCORES) : 0;
 }
 

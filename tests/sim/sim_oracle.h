@@ -20,17 +20,21 @@ void sim_oracle_check_windows(const sim_state *s, const scheduler_output *out);
 /* Whether a request of n tokens in all can run alone. */
 bool sim_oracle_fits(const sim_config *c, int32_t n_total_tokens, int32_t n_encoder);
 
-#define SIM_MAX_SNAPSHOT SIM_MAX_SEQS
-
-/* The running list before a step. */
+/* The queues before a step. */
 typedef struct sim_snapshot {
-    int32_t n_ids;
-    uint64_t ids[SIM_MAX_SNAPSHOT];
+    int32_t n_running;
+    uint64_t running[SIM_MAX_SEQS];
+    int32_t n_waiting;
+    uint64_t waiting[SIM_MAX_REQUESTS];
 } sim_snapshot;
 
 void sim_oracle_take_snapshot(sim_snapshot *snapshot, const sim_state *s);
-/* Nobody that could run was passed over for somebody later in the list. */
+/* No running request that could run was passed over for somebody later in the list, and nobody was
+ * admitted before somebody who waits ahead of him. has_only: not everyone may run. */
 void sim_oracle_check_order(const sim_state *s, const sim_snapshot *before,
-                            const scheduler_output *out);
+                            const scheduler_output *out, bool has_only);
+/* Whoever is first in the queue after a step for everyone could not have been admitted, and whoever
+ * was left room for what those before him have still to take. */
+void sim_oracle_check_head(const sim_state *s, const scheduler_output *out);
 
 #endif

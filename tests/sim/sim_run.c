@@ -139,6 +139,7 @@ static void add_request(sim_state *s, const sim_request *q)
     request_opts opts = {.id = (uint64_t)q->id,
                          .prompt = prompt,
                          .n_prompt_tokens = q->n_prompt,
+                         .n_encoder_tokens = q->n_encoder,
                          .max_tokens = q->max_tokens,
                          .max_model_len = c->max_model_len,
                          .eos_ids = &eos,
@@ -227,11 +228,13 @@ static bool schedule(sim_state *s, const sim_op *op)
     s->total->n_narrowed += is_narrow;
     SIM_CHECK(s, is_step || s->n_frames > 0 || is_narrow || !scheduler_has_work(s->sched),
               "stuck: nothing in flight, nothing to send, work left");
+    if (!is_narrow)
+        sim_oracle_check_head(s, &out);
     if (!is_step)
         return false;
+    sim_oracle_check_order(s, &before, &out, is_narrow);
     for (int32_t i = 0; i < out.n_new; i++)
         check_new(s, out.step_id, &out.new_requests[i], op);
-    sim_oracle_check_order(s, &before, &out);
     sim_oracle_check_windows(s, &out);
     s->total->n_common += out.n_common_prefix_blocks[0] > 0 && out.n_cached + out.n_new > 1;
     keep_frame(s, &out);
@@ -401,7 +404,8 @@ static void create_scheduler(sim_state *s)
         groups[g] = (kv_group_spec){.ops = kv_group_ops_of((attention_kind)c->groups[g].kind),
                                     .block_size = c->groups[g].block_size,
                                     .window = c->groups[g].window,
-                                    .zero_new_blocks = c->groups[g].zero_new_blocks != 0};
+                                    .zero_new_blocks = c->groups[g].zero_new_blocks != 0,
+                                    .is_eagle = c->groups[g].is_eagle != 0};
     scheduler_opts opts = {
         .max_num_seqs = c->max_num_seqs,
         .max_num_batched_tokens = c->max_num_batched_tokens,
@@ -418,6 +422,7 @@ static void create_scheduler(sim_state *s)
         .watermark = c->watermark_percent / 100.0,
         .n_blocks = c->n_blocks,
         .block_size = c->block_size,
+        .use_eagle = c->use_eagle != 0,
         .n_groups = c->n_groups,
         .groups = groups,
         .hash_seed = seed,
@@ -439,9 +444,12 @@ static void create_wire(sim_state *s)
                               .vocab_size = SIM_VOCAB,
                               .n_blocks = c->n_blocks,
                               .n_groups = c->n_groups,
+                              .max_encoder_tokens = sim_max_encoder(c),
                               .max_logprobs = SIM_MAX_SCORES};
-    for (int32_t g = 0; g < c->n_groups; g++)
+    for (int32_t g = 0; g < c->n_groups; g++) {
         s->limits.block_sizes[g] = c->groups[g].block_size;
+        s->limits.cross_groups |= (uint32_t)(c->groups[g].kind == ATTENTION_CROSS) << g;
+    }
     SIM_CHECK(s, wire_limits_derive(&s->limits, NULL) == PGD_OK, "limits out of range");
     s->scratch.cap_bytes = scheduler_output_scratch_bytes(&s->limits);
     s->scratch.data = malloc(s->scratch.cap_bytes);
@@ -458,8 +466,8 @@ void sim_run(const sim_trace *t, sim_totals *total)
     for (int32_t i = 0; i < t->n_ops; i++)
         s->has_errors = s->has_errors || t->ops[i].request.error_at > 0;
     create_scheduler(s);
-    create_wire(s);
     sim_worker_init(&s->worker, s->config, s->requests);
+    create_wire(s);
     for (; s->op_idx < t->n_ops; s->op_idx++) {
         run_op(s, &t->ops[s->op_idx]);
         if (s->op_idx % s->config->check_every == 0)

@@ -111,6 +111,7 @@ static bool simplify(shrinker *s)
           {offsetof(sim_config, num_lookahead_tokens), 0},
           {offsetof(sim_config, enable_chunked_prefill), 1},
           {offsetof(sim_config, policy), 0},
+          {offsetof(sim_config, use_eagle), 0},
           {offsetof(sim_config, is_async), 0},
           {offsetof(sim_config, depth), 1},
           {offsetof(sim_config, max_drafts), 0},

@@ -31,6 +31,7 @@ static const member config_members[] = {
     MEMBER(sim_config, depth, 1, 4),
     MEMBER(sim_config, num_lookahead_tokens, 0, 8),
     MEMBER(sim_config, watermark_percent, 0, 99),
+    MEMBER(sim_config, use_eagle, 0, 1),
     MEMBER(sim_config, max_drafts, 0, PGD_MAX_DRAFT_TOKENS),
     MEMBER(sim_config, n_right_in_4, 0, 4),
     MEMBER(sim_config, check_every, 1, 1 << 20),
@@ -41,6 +42,7 @@ static const member group_members[] = {
     MEMBER(sim_group, block_size, 1, SIM_MAX_LEN),
     MEMBER(sim_group, window, 0, SIM_MAX_LEN),
     MEMBER(sim_group, zero_new_blocks, 0, 1),
+    MEMBER(sim_group, is_eagle, 0, 1),
 };
 
 static const member request_members[] = {

@@ -33,8 +33,9 @@
 typedef struct sim_group {
     int32_t kind;       /* attention_kind */
     int32_t block_size; /* tokens, a multiple of the configuration's */
-    int32_t window;
+    int32_t window;     /* cross: encoder tokens at most */
     int32_t zero_new_blocks;
+    int32_t is_eagle;
 } sim_group;
 
 typedef struct sim_config {
@@ -53,6 +54,7 @@ typedef struct sim_config {
     int32_t depth; /* steps in flight at most */
     int32_t num_lookahead_tokens;
     int32_t watermark_percent;
+    int32_t use_eagle;
     int32_t max_drafts;   /* that the worker proposes for a request, 0 = none */
     int32_t n_right_in_4; /* drafts are right this often */
     int32_t check_every;  /* steps between integrity checks of the whole scheduler */

@@ -25,9 +25,9 @@
 #include "tests/sim/sim_shrink.h"
 
 #if PGD_DEBUG
-#    define DEFAULT_STEPS 1000
+#    define DEFAULT_STEPS 700
 #else
-#    define DEFAULT_STEPS 5000
+#    define DEFAULT_STEPS 3000
 #endif
 /* Integrity of everything is checked in each step of the default run, and now and then in long ones. */
 #define LONG_STEPS       20000
@@ -131,6 +131,8 @@ static void expect_coverage(const sim_totals *t)
     assert_true(t->n_preemptions > 100);
     assert_true(t->n_late_appended > 10);
     assert_true(t->n_late_dropped > 0);
+    assert_true(t->n_null_entries > 1000);
+    assert_true(t->n_refused > 100);
     assert_true(t->n_hit_positions > 1000);
     assert_true(t->n_resets > 5);
     assert_true(t->n_aborts > 50);
