@@ -117,7 +117,10 @@ static void test_kv_manager_groups_promise_follows_the_window(void **state)
                                     spec_of(ATTENTION_SLIDING, 2, 4)};
     kv_manager *m = new_groups(1 + 30, specs, 2, true, 4);
     request *r = new_range(0, 40, 2);
-    kv_alloc a = {.n_new_tokens = 4, .hit = kv_manager_lookup(m, r), .is_admission = true};
+    kv_alloc a = {.n_new_tokens = 4,
+                  .hit = kv_manager_lookup(m, r),
+                  .is_admission = true,
+                  .must_fit_whole = true};
     assert_true(kv_manager_allocate(NULL, m, r, &a));
     r->num_computed_tokens = 4;
     /* 20 and 5 blocks in all, of which 2 and 2 are taken. */
@@ -162,7 +165,10 @@ static void test_kv_manager_groups_promise_counts_own_blocks(void **state)
     request *r0 = new_range(0, 20, 2);
     request *r1 = new_range(0, 60, 2);
     assert_true(alloc(NULL, m, r0, 20));
-    kv_alloc a = {.n_new_tokens = 4, .hit = kv_manager_lookup(m, r1), .is_admission = true};
+    kv_alloc a = {.n_new_tokens = 4,
+                  .hit = kv_manager_lookup(m, r1),
+                  .is_admission = true,
+                  .must_fit_whole = true};
     assert_int_equal(a.hit->n_tokens, 20);
     assert_true(kv_manager_allocate(NULL, m, r1, &a));
     /* 30 blocks of full attention, 10 of them hits and 2 new; at most ceil(11 / 2) + 1 = 7 of the
@@ -211,7 +217,8 @@ static void test_kv_manager_groups_admitted_prefills_finish(void **state)
                 continue;
             kv_alloc a = {.hit = is_holder ? NULL : kv_manager_lookup(m, r[k]),
                           .n_in_flight_tokens = depth > 1 ? n_last[k] : 0,
-                          .is_admission = !is_holder};
+                          .is_admission = !is_holder,
+                          .must_fit_whole = !is_holder};
             if (a.hit != NULL)
                 n_left -= a.hit->n_tokens;
             int32_t n_wanted = 1 + (int32_t)oracle_random(&seed, (uint32_t)n_chunk);
@@ -257,8 +264,10 @@ static void test_kv_manager_groups_would_fit_is_what_happens(void **state)
             const kv_hit *hit = kv_manager_lookup(m, r[k]);
             int32_t n_left = r[k]->n_tokens - hit->n_tokens;
             int32_t n_wanted = 1 + (int32_t)oracle_random(&seed, 40);
-            kv_alloc a = {
-                .n_new_tokens = PGD_MIN(n_left, n_wanted), .hit = hit, .is_admission = true};
+            kv_alloc a = {.n_new_tokens = PGD_MIN(n_left, n_wanted),
+                          .hit = hit,
+                          .is_admission = true,
+                          .must_fit_whole = true};
             if (!kv_manager_allocate(NULL, m, r[k], &a))
                 continue;
             r[k]->num_computed_tokens = hit->n_tokens + a.n_new_tokens;
@@ -277,7 +286,7 @@ static void test_kv_manager_groups_would_fit_is_what_happens(void **state)
         int32_t n_hit = hit->n_tokens;
         hit = kv_manager_lookup(m, head);
         assert_int_equal(hit->n_tokens, n_hit);
-        kv_alloc a = {.n_new_tokens = 1, .hit = hit, .is_admission = true};
+        kv_alloc a = {.n_new_tokens = 1, .hit = hit, .is_admission = true, .must_fit_whole = true};
         assert_int_equal(kv_manager_allocate(NULL, m, head, &a), fits);
         n_yes += fits;
         n_no += !fits;
@@ -321,7 +330,10 @@ static void test_kv_manager_groups_cross_blocks_come_once(void **state)
     assert_int_equal(n_free(m), 20 - 15);
     /* The gate counts them: 2 + 4 blocks are too many for the 5 that are free. */
     request *r1 = new_with_encoder(3, 16);
-    kv_alloc a = {.n_new_tokens = 1, .hit = kv_manager_lookup(m, r1), .is_admission = true};
+    kv_alloc a = {.n_new_tokens = 1,
+                  .hit = kv_manager_lookup(m, r1),
+                  .is_admission = true,
+                  .must_fit_whole = true};
     assert_false(kv_manager_allocate(NULL, m, r1, &a));
     request *r2 = new_with_encoder(3, 12);
     a.hit = kv_manager_lookup(m, r2);
