@@ -423,7 +423,7 @@ static bool finish_step(scheduler *s, scheduler_output *out)
     };
     out->n_blocks_to_zero = kv_manager_take_blocks_to_zero(&out->blocks_to_zero, s->kv);
     if (s->n_running > 0)
-        kv_manager_common_prefix(out->n_common_prefix_blocks, s->kv, s->running[0]);
+        kv_manager_common_prefix(out->n_common_prefix_blocks, s->kv);
     bool must_send = s->has_connector && s->connector.build_step(s->connector.arg, out);
     clear_stale_drafts(s);
     advance(s);

@@ -247,10 +247,10 @@ void kv_coordinator_unpublish(kv_coordinator *c, int32_t row, int32_t n_tokens)
         kv_group_manager_unpublish(&c->groups[g], row, n_tokens / c->groups[g].spec.block_size);
 }
 
-void kv_coordinator_common_prefix(int32_t *out, const kv_coordinator *c, int32_t row)
+void kv_coordinator_common_prefix(int32_t *out, const kv_coordinator *c)
 {
     for (int32_t g = 0; g < c->n_groups; g++)
-        out[g] = kv_group_manager_common_prefix(&c->groups[g], row);
+        out[g] = kv_group_manager_common_prefix(&c->groups[g]);
 }
 
 void kv_coordinator_free(kv_coordinator *c, int32_t row)

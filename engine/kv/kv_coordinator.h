@@ -105,8 +105,8 @@ void kv_coordinator_publish(kv_coordinator *c, int32_t row, const block_hash *ha
                             int32_t n_hashes, int32_t n_tokens);
 /* Un-publishes the row's blocks that hold anything beyond the first n_tokens tokens. */
 void kv_coordinator_unpublish(kv_coordinator *c, int32_t row, int32_t n_tokens);
-/* out: [n_groups], leading blocks of the row that every holder shares. */
-void kv_coordinator_common_prefix(int32_t *out, const kv_coordinator *c, int32_t row);
+/* out: [n_groups], leading blocks that every holder shares. */
+void kv_coordinator_common_prefix(int32_t *out, const kv_coordinator *c);
 void kv_coordinator_free(kv_coordinator *c, int32_t row);
 
 #endif

@@ -59,11 +59,13 @@ pgd_err kv_group_manager_init(kv_group_manager *g, const kv_group_opts *opts)
     g->rows = mem_calloc((size_t)g->n_rows, sizeof *g->rows);
     g->tables = mem_calloc(n_entries, sizeof *g->tables);
     g->scratch = mem_calloc((size_t)g->max_blocks_per_row, sizeof *g->scratch);
-    if (g->rows == NULL || g->tables == NULL || g->scratch == NULL) {
+    pgd_err err = g->rows == NULL || g->tables == NULL || g->scratch == NULL ? PGD_ENOMEM : PGD_OK;
+    g->has_shared_prefix = g->is_cached && spec->ops->skipped_tokens == NULL;
+    if (err == PGD_OK && g->has_shared_prefix)
+        err = kv_shared_prefix_init(&g->shared_prefix, g->n_rows, g->max_blocks_per_row);
+    if (err != PGD_OK)
         kv_group_manager_deinit(g);
-        return PGD_ENOMEM;
-    }
-    return PGD_OK;
+    return err;
 }
 
 void kv_group_manager_deinit(kv_group_manager *g)
@@ -71,6 +73,7 @@ void kv_group_manager_deinit(kv_group_manager *g)
     mem_free(g->rows);
     mem_free(g->tables);
     mem_free(g->scratch);
+    kv_shared_prefix_deinit(&g->shared_prefix);
     g->rows = NULL;
     g->tables = NULL;
     g->scratch = NULL;
@@ -130,6 +133,8 @@ void kv_group_manager_attach(kv_group_manager *g, int32_t row, const block_id *h
     r->n_cached = n_blocks;
     r->is_holder = true;
     g->n_holders++;
+    if (g->has_shared_prefix)
+        kv_shared_prefix_join(&g->shared_prefix, g, row);
 }
 
 static void list_for_zeroing(kv_zero_list *list, const block_id *ids, int32_t n_ids)
@@ -226,15 +231,29 @@ void kv_group_manager_remove_skipped(kv_group_manager *g, int32_t row, int32_t n
     block_pool_free(g->pool, g->scratch, n_removed);
 }
 
-int32_t kv_group_manager_common_prefix(const kv_group_manager *g, int32_t row)
+int32_t kv_group_manager_common_prefix(const kv_group_manager *g)
 {
-    if (!g->is_cached || g->spec.ops->skipped_tokens != NULL)
-        return 0;
-    const block_id *table = kv_group_manager_get_table(g, row);
-    int32_t n = 0;
-    while (n < g->rows[row].n_blocks && block_pool_ref_count(g->pool, table[n]) == g->n_holders)
-        n++;
-    return n;
+    return g->has_shared_prefix ? kv_shared_prefix_get(&g->shared_prefix, g) : 0;
+}
+
+void kv_group_manager_check(const kv_group_manager *g)
+{
+    int32_t n_common = 0;
+    for (int32_t row = 0; row < g->n_rows; row++) {
+        const kv_group_row *r = &g->rows[row];
+        const block_id *table = kv_group_manager_get_table(g, row);
+        for (int32_t i = 0; i < r->n_blocks; i++)
+            PGD_ASSERTF((table[i] == BLOCK_POOL_NULL) == (i < r->n_skipped),
+                        "row %d of group %d: block %d at %d, %d skipped", row, g->group_id,
+                        table[i], i, r->n_skipped);
+        n_common = 0;
+        while (r->is_holder && g->has_shared_prefix && n_common < r->n_blocks &&
+               block_pool_ref_count(g->pool, table[n_common]) == g->n_holders)
+            n_common++;
+        PGD_ASSERTF(!r->is_holder || n_common == kv_group_manager_common_prefix(g),
+                    "row %d of group %d shares %d blocks with all, %d were kept", row, g->group_id,
+                    n_common, kv_group_manager_common_prefix(g));
+    }
 }
 
 void kv_group_manager_free(kv_group_manager *g, int32_t row)
@@ -246,6 +265,8 @@ void kv_group_manager_free(kv_group_manager *g, int32_t row)
     for (int32_t i = 0; i < n_held; i++)
         g->scratch[i] = table[r->n_blocks - 1 - i];
     block_pool_free(g->pool, g->scratch, n_held);
+    if (g->has_shared_prefix)
+        kv_shared_prefix_leave(&g->shared_prefix, g, row);
     *r = (kv_group_row){0};
     g->n_holders--;
 }

@@ -14,6 +14,7 @@
 #define ENGINE_KV_KV_GROUP_MANAGER_H
 
 #include "engine/kv/kv_group_ops.h"
+#include "engine/kv/kv_shared_prefix.h"
 
 /* Blocks that the worker zeroes before the next step, each once. */
 typedef struct kv_zero_list {
@@ -30,7 +31,9 @@ typedef struct kv_group_row {
     bool is_holder;
 } kv_group_row;
 
-typedef struct kv_group_manager {
+typedef struct kv_group_manager kv_group_manager;
+
+struct kv_group_manager {
     kv_group_spec spec;
     int32_t group_id;
     block_pool *pool;
@@ -47,7 +50,9 @@ typedef struct kv_group_manager {
     size_t tables_bytes;
     block_id *scratch; /* [max_blocks_per_row] */
     int32_t n_holders;
-} kv_group_manager;
+    bool has_shared_prefix; /* cached, and skips nothing */
+    kv_shared_prefix shared_prefix;
+};
 
 typedef struct kv_group_opts {
     kv_group_spec spec;
@@ -100,9 +105,10 @@ void kv_group_manager_unpublish(kv_group_manager *g, int32_t row, int32_t first_
 /* SM3: frees blocks wholly before what n_computed tokens leave in the window, highest index first.
  */
 void kv_group_manager_remove_skipped(kv_group_manager *g, int32_t row, int32_t n_computed_tokens);
-/* Leading blocks of the row that every holder shares (CPX1); 0 in groups that skip or are not
- * cached. */
-int32_t kv_group_manager_common_prefix(const kv_group_manager *g, int32_t row);
+/* Leading blocks that every holder shares (CPX1); 0 in groups that skip or are not cached. O(1). */
+int32_t kv_group_manager_common_prefix(const kv_group_manager *g);
+/* Integrity, O(n); aborts on a fault. */
+void kv_group_manager_check(const kv_group_manager *g);
 /* Ends the row: frees its blocks, last first. */
 void kv_group_manager_free(kv_group_manager *g, int32_t row);
 

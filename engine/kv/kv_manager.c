@@ -282,9 +282,9 @@ int32_t kv_manager_take_blocks_to_zero(const block_id **ids, kv_manager *m)
     return n_ids;
 }
 
-void kv_manager_common_prefix(int32_t *out, const kv_manager *m, const request *r)
+void kv_manager_common_prefix(int32_t *out, const kv_manager *m)
 {
-    kv_coordinator_common_prefix(out, m->coordinator, r->kv_row);
+    kv_coordinator_common_prefix(out, m->coordinator);
 }
 
 int32_t kv_manager_n_blocks_for(const kv_manager *m, int32_t n_tokens, int32_t n_encoder_tokens)
@@ -360,6 +360,7 @@ void kv_manager_check(kv_manager *m)
     for (int32_t g = 0; g < m->coordinator->n_groups; g++) {
         const kv_group_manager *group = &m->coordinator->groups[g];
         int32_t n_holders = 0;
+        kv_group_manager_check(group);
         for (int32_t row = 0; row < group->n_rows; row++) {
             n_holders += group->rows[row].is_holder;
             const block_id *table = kv_group_manager_get_table(group, row);

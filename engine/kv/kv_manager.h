@@ -75,8 +75,8 @@ void kv_manager_forget(kv_manager *m, const request *r);
 /* Ids to zero before the next step, each once; the list starts anew. Borrow until the next
  * allocation. */
 int32_t kv_manager_take_blocks_to_zero(const block_id **ids, kv_manager *m);
-/* out: [n_groups], leading blocks of the request's tables that every holder shares. */
-void kv_manager_common_prefix(int32_t *out, const kv_manager *m, const request *r);
+/* out: [n_groups], leading blocks of their tables that all holders share. O(1). */
+void kv_manager_common_prefix(int32_t *out, const kv_manager *m);
 
 /* Blocks that a request of n tokens holds at most at a time. */
 int32_t kv_manager_n_blocks_for(const kv_manager *m, int32_t n_tokens, int32_t n_encoder_tokens);

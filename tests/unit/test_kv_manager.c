@@ -410,13 +410,13 @@ static void test_kv_manager_common_prefix(void **state)
     request *r1 = new_request(48, 9, 16);
     request *r2 = new_request(0, 20, 16);
     assert_true(alloc(NULL, m, r0, 55));
-    kv_manager_common_prefix(&n_common, m, r0);
+    kv_manager_common_prefix(&n_common, m);
     assert_int_equal(n_common, 4);
     assert_true(alloc(NULL, m, r1, 9));
-    kv_manager_common_prefix(&n_common, m, r0);
+    kv_manager_common_prefix(&n_common, m);
     assert_int_equal(n_common, 3);
     assert_true(alloc(NULL, m, r2, 20)); /* one holder without the prefix makes it 0 */
-    kv_manager_common_prefix(&n_common, m, r0);
+    kv_manager_common_prefix(&n_common, m);
     assert_int_equal(n_common, 0);
     give_back(m, r0);
     give_back(m, r1);

@@ -358,7 +358,7 @@ static void test_kv_manager_groups_without_cache_finds_nothing(void **state)
     int32_t n_common[PGD_MAX_KV_GROUPS];
     assert_true(alloc(NULL, m, r, 20));
     assert_int_equal(kv_manager_lookup(m, r)->n_tokens, 0);
-    kv_manager_common_prefix(n_common, m, r);
+    kv_manager_common_prefix(n_common, m);
     assert_int_equal(n_common[0], 0);
     assert_int_equal(n_common[1], 0);
     give_back(m, r);
