@@ -26,12 +26,14 @@
 #define PGD_NORETURN          __attribute__((noreturn))
 #define PGD_LIKELY(x)         __builtin_expect(!!(x), 1)
 #define PGD_UNLIKELY(x)       __builtin_expect(!!(x), 0)
-#define PGD_ARRAY_LEN(a)      (sizeof(a) / sizeof((a)[0]))
-#define PGD_MIN(a, b)         ((a) < (b) ? (a) : (b))
-#define PGD_MAX(a, b)         ((a) > (b) ? (a) : (b))
-#define PGD_CEIL_DIV(a, b)    (((a) + (b)-1) / (b))
-#define PGD_ROUND_UP(a, b)    (PGD_CEIL_DIV(a, b) * (b))
-#define PGD_VERSION_STRING    "0.1.0"
+/* A hint that this line will be used soon; p may be any address, valid or not. */
+#define PGD_PREFETCH(p)    __builtin_prefetch(p)
+#define PGD_ARRAY_LEN(a)   (sizeof(a) / sizeof((a)[0]))
+#define PGD_MIN(a, b)      ((a) < (b) ? (a) : (b))
+#define PGD_MAX(a, b)      ((a) > (b) ? (a) : (b))
+#define PGD_CEIL_DIV(a, b) (((a) + (b)-1) / (b))
+#define PGD_ROUND_UP(a, b) (PGD_CEIL_DIV(a, b) * (b))
+#define PGD_VERSION_STRING "0.1.0"
 
 /* Limits that appear in more than one process; each is also a config key or a protocol field. */
 #define PGD_MAX_KV_GROUPS    8    /* KV-cache groups of a hybrid model */

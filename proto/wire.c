@@ -419,10 +419,13 @@ static pgd_err read_records(reader *r, const wire_field *f, uint8_t *elems, uint
 {
     wire_plan plan;
     bool has_plan = r->limits != NULL && wire_plan_make(&plan, f->record, r->limits);
-    for (uint32_t i = 0; i < n_elems; i++) {
-        uint8_t *msg = elems + (size_t)i * f->record->struct_bytes;
-        if (!has_plan || !wire_plan_read(msg, &r->pos, &plan, r->data, r->n_bytes, r->n_groups))
-            PGD_TRY(read_record(r, f->record, msg));
+    for (size_t i = 0; i < n_elems; i++) {
+        size_t stride = f->record->struct_bytes;
+        if (has_plan)
+            i += wire_plan_read(elems + i * stride, &r->pos, &plan, n_elems - i, r->data,
+                                r->n_bytes, r->n_groups);
+        if (i < n_elems)
+            PGD_TRY(read_record(r, f->record, elems + i * stride));
     }
     return PGD_OK;
 }

@@ -4,7 +4,12 @@
  * Ranges are held as one comparison without sign, values move as words of 8 and 4 bytes, an array
  * without elements is one comparison of its 8-byte head. Whatever is unusual (a value before which
  * there is padding, behind an array, texts, nested arrays of records) has no plan: no message that
- * comes thousands of times per second needs it. */
+ * comes thousands of times per second needs it.
+ *
+ * Most rows of a step look alike: the same arrays are empty, one token is in the result. A stencil is
+ * a plan for elements of one such shape, in which everything stands at a fixed place: the heads of
+ * the arrays and the padding are constants to compare with, the rest is moved. What is of another
+ * shape goes by the plan; when two in a row do, the shape is taken anew. */
 #include "proto/wire_plan.h"
 
 #include <math.h>
@@ -169,6 +174,128 @@ bool wire_plan_make(wire_plan *p, const wire_record *rec, const wire_limits *lim
     return rec->struct_bytes <= UINT16_MAX && add_record(p, rec, 0, limits) && is_tail_inline(p);
 }
 
+/* --- stencils --------------------------------------------------------------------------------- */
+
+#define MAX_HEADS  16
+#define MAX_INLINE 2 /* elements */
+#define MIN_ELEMS  4 /* of an array, for a stencil to be worth it */
+#define MAX_ELEMS  (MAX_HEADS * MAX_INLINE)
+
+typedef struct word_move {
+    uint16_t wire_at;
+    uint16_t struct_at;
+} word_move;
+
+typedef struct stencil {
+    uint32_t n_bytes; /* of an element, a multiple of 8; 0 = no stencil */
+    uint32_t n_heads, n_pads, n_counts, n_nulls, n_moves8, n_moves4, n_checks;
+    struct {
+        uint64_t value;
+        uint32_t at;
+    } heads[MAX_HEADS];
+    struct {
+        uint32_t struct_at;
+        int32_t n;
+    } counts[MAX_HEADS];
+    uint16_t pads[MAX_HEADS + WIRE_PLAN_MAX_PARTS]; /* 4 bytes each */
+    uint16_t nulls[MAX_HEADS]; /* pointers in the struct that say: no elements */
+    word_move moves8[WIRE_PLAN_MAX_MOVES];
+    word_move moves4[WIRE_PLAN_MAX_MOVES + MAX_ELEMS];
+    struct {
+        uint32_t at, lo, span;
+    } checks[WIRE_PLAN_MAX_CHECKS + MAX_ELEMS];
+} stencil;
+
+static bool add_stencil_array(stencil *s, uint32_t *at, const wire_plan_part *part, int32_t n,
+                              int32_t g)
+{
+    const wire_field *f = part->f;
+    if (s->n_heads == MAX_HEADS || n < 0 || (uint32_t)n < part->min_n ||
+        (uint32_t)n > part->max_n || (f->flags & WIRE_FLAG_SAME_COUNT) ||
+        (f->kind == WIRE_KIND_ARRAY && n != 0))
+        return false;
+    s->heads[s->n_heads].value = part->tag | (uint64_t)(uint32_t)n << 32;
+    s->heads[s->n_heads++].at = *at;
+    *at += 8;
+    if (f->flags & WIRE_FLAG_OPTIONAL) {
+        s->nulls[s->n_nulls++] = (uint16_t)(part->struct_at + 8 * (uint32_t)g);
+        return true;
+    }
+    s->counts[s->n_counts].struct_at = part->count_at + 4 * (uint32_t)g;
+    s->counts[s->n_counts++].n = n;
+    for (int32_t i = 0; i < n; i++) { /* inline */
+        if (f->elem != WIRE_KIND_I32 || i == MAX_INLINE)
+            return false;
+        s->moves4[s->n_moves4++] =
+            (word_move){(uint16_t)*at, (uint16_t)(part->struct_at + 4 * (uint32_t)i)};
+        s->checks[s->n_checks].at = *at;
+        s->checks[s->n_checks].lo = part->lo;
+        s->checks[s->n_checks++].span = part->span;
+        *at += 4;
+    }
+    return true;
+}
+
+static bool add_stencil_values(stencil *s, uint32_t *at, const wire_plan *p,
+                               const wire_plan_part *part)
+{
+    for (uint32_t i = 0; i < part->n_checks; i++) {
+        const wire_plan_check *c = &p->checks[part->first_check + i];
+        if (c->f32 != NULL)
+            return false;
+        s->checks[s->n_checks].at = *at + c->wire_at;
+        s->checks[s->n_checks].lo = c->lo;
+        s->checks[s->n_checks++].span = c->span;
+    }
+    for (uint32_t i = 0; i < part->n_moves; i++) {
+        const wire_plan_move *m = &p->moves[part->first_move + i];
+        word_move move = {(uint16_t)(*at + m->wire_at), m->struct_at};
+        if (m->n_bytes == 8)
+            s->moves8[s->n_moves8++] = move;
+        else
+            s->moves4[s->n_moves4++] = move;
+    }
+    *at += part->n_bytes;
+    return true;
+}
+
+/* For elements like msg: as many elements in each array. */
+static void make_stencil(stencil *s, const wire_plan *p, const uint8_t *msg, int32_t n_groups)
+{
+    uint32_t at = 0;
+    s->n_bytes = 0;
+    s->n_heads = s->n_pads = s->n_counts = s->n_nulls = 0;
+    s->n_moves8 = s->n_moves4 = s->n_checks = 0;
+    for (uint32_t i = 0; i < p->n_parts; i++) {
+        const wire_plan_part *part = &p->parts[i];
+        bool is_repeated = part->f != NULL && (part->f->flags & WIRE_FLAG_PER_GROUP);
+        for (int32_t g = 0; g < (is_repeated ? n_groups : 1); g++) {
+            int32_t n = 0;
+            if (at % 8 != 0) {
+                s->pads[s->n_pads++] = (uint16_t)at;
+                at += 4;
+            }
+            if (part->f != NULL && !(part->f->flags & WIRE_FLAG_OPTIONAL))
+                memcpy(&n, msg + part->count_at + 4 * (size_t)g, 4);
+            if (part->f != NULL ? !add_stencil_array(s, &at, part, n, g)
+                                : !add_stencil_values(s, &at, p, part))
+                return;
+        }
+    }
+    if (at % 8 == 0)
+        s->n_bytes = at;
+}
+
+/* Counts elements that do not fit; takes the shape anew from the second in a row. */
+static inline void note_misfit(stencil *s, int *n_misfits, const wire_plan *p, const uint8_t *msg,
+                               size_t n_left, int32_t n_groups)
+{
+    if (++*n_misfits < 2 || n_left < MIN_ELEMS)
+        return;
+    *n_misfits = 0;
+    make_stencil(s, p, msg, n_groups);
+}
+
 /* --- writing ---------------------------------------------------------------------------------- */
 
 static inline size_t pad_to_8(uint8_t *data, size_t pos)
@@ -214,25 +341,71 @@ static inline size_t write_array(uint8_t *data, size_t pos, const wire_plan_part
     return pos;
 }
 
+static inline bool fits(const stencil *s, const uint8_t *msg)
+{
+    int32_t n;
+    uint64_t pointer;
+    for (uint32_t i = 0; i < s->n_counts; i++) {
+        memcpy(&n, msg + s->counts[i].struct_at, 4);
+        if (n != s->counts[i].n)
+            return false;
+    }
+    for (uint32_t i = 0; i < s->n_nulls; i++) {
+        memcpy(&pointer, msg + s->nulls[i], 8);
+        if (pointer != 0)
+            return false;
+    }
+    return s->n_bytes > 0;
+}
+
+static inline void stencil_write(uint8_t *to, const stencil *s, const uint8_t *msg)
+{
+    for (uint32_t i = 0; i < s->n_heads; i++)
+        memcpy(to + s->heads[i].at, &s->heads[i].value, 8);
+    for (uint32_t i = 0; i < s->n_pads; i++)
+        memset(to + s->pads[i], 0, 4);
+    for (uint32_t i = 0; i < s->n_moves8; i++)
+        memcpy(to + s->moves8[i].wire_at, msg + s->moves8[i].struct_at, 8);
+    for (uint32_t i = 0; i < s->n_moves4; i++)
+        memcpy(to + s->moves4[i].wire_at, msg + s->moves4[i].struct_at, 4);
+}
+
+static inline size_t write_elem(uint8_t *data, size_t pos, const wire_plan *p, const uint8_t *msg,
+                                int32_t n_groups)
+{
+    for (uint32_t i = 0; i < p->n_parts; i++) {
+        const wire_plan_part *part = &p->parts[i];
+        if (part->f != NULL) {
+            pos = write_array(data, pos, part, msg, n_groups);
+            continue;
+        }
+        pos = pad_to_8(data, pos);
+        const wire_plan_move *move = &p->moves[part->first_move];
+        for (uint32_t m = 0; data != NULL && m < part->n_moves; m++)
+            move_word(data + pos + move[m].wire_at, msg + move[m].struct_at, move[m].n_bytes);
+        pos += part->n_bytes;
+    }
+    return pos;
+}
+
 /* Measuring is writing with no data, compiled twice. */
 static inline __attribute__((always_inline)) size_t write_elems(uint8_t *data, size_t pos,
                                                                 const wire_plan *p,
                                                                 const uint8_t *msg, size_t n_elems,
                                                                 int32_t n_groups)
 {
+    stencil s = {.n_bytes = 0};
+    int n_misfits = 1;
     for (size_t e = 0; e < n_elems; e++, msg += p->struct_bytes) {
-        for (uint32_t i = 0; i < p->n_parts; i++) {
-            const wire_plan_part *part = &p->parts[i];
-            if (part->f != NULL) {
-                pos = write_array(data, pos, part, msg, n_groups);
-                continue;
-            }
-            pos = pad_to_8(data, pos);
-            const wire_plan_move *move = &p->moves[part->first_move];
-            for (uint32_t m = 0; data != NULL && m < part->n_moves; m++)
-                move_word(data + pos + move[m].wire_at, msg + move[m].struct_at, move[m].n_bytes);
-            pos += part->n_bytes;
+        if (pos % 8 == 0 && fits(&s, msg)) {
+            if (data != NULL)
+                stencil_write(data + pos, &s, msg);
+            pos += s.n_bytes;
+            n_misfits = 0;
+            continue;
         }
+        pos = write_elem(data, pos, p, msg, n_groups);
+        note_misfit(&s, &n_misfits, p, msg, n_elems - e, n_groups);
     }
     return pos;
 }
@@ -345,8 +518,8 @@ static inline bool read_array(uint8_t *msg, size_t *pos, const wire_plan_part *p
     return true;
 }
 
-bool wire_plan_read(uint8_t *msg, size_t *pos, const wire_plan *p, const uint8_t *data,
-                    size_t n_bytes, int32_t n_groups)
+static inline bool read_elem(uint8_t *msg, size_t *pos, const wire_plan *p, const uint8_t *data,
+                             size_t n_bytes, int32_t n_groups)
 {
     size_t at = *pos;
     memset(msg, 0, p->clear_bytes);
@@ -362,4 +535,55 @@ bool wire_plan_read(uint8_t *msg, size_t *pos, const wire_plan *p, const uint8_t
     }
     *pos = at;
     return true;
+}
+
+static inline bool stencil_read(uint8_t *msg, const stencil *s, size_t clear_bytes,
+                                const uint8_t *from)
+{
+    uint64_t n_bad = 0;
+    for (uint32_t i = 0; i < s->n_heads; i++) {
+        uint64_t x;
+        memcpy(&x, from + s->heads[i].at, 8);
+        n_bad |= x ^ s->heads[i].value;
+    }
+    for (uint32_t i = 0; i < s->n_pads; i++) {
+        uint32_t x;
+        memcpy(&x, from + s->pads[i], 4);
+        n_bad |= x;
+    }
+    for (uint32_t i = 0; i < s->n_checks; i++) {
+        uint32_t x;
+        memcpy(&x, from + s->checks[i].at, 4);
+        n_bad |= x - s->checks[i].lo > s->checks[i].span;
+    }
+    if (n_bad != 0)
+        return false;
+    memset(msg, 0, clear_bytes);
+    for (uint32_t i = 0; i < s->n_counts; i++)
+        memcpy(msg + s->counts[i].struct_at, &s->counts[i].n, 4);
+    for (uint32_t i = 0; i < s->n_moves8; i++)
+        memcpy(msg + s->moves8[i].struct_at, from + s->moves8[i].wire_at, 8);
+    for (uint32_t i = 0; i < s->n_moves4; i++)
+        memcpy(msg + s->moves4[i].struct_at, from + s->moves4[i].wire_at, 4);
+    return true;
+}
+
+size_t wire_plan_read(uint8_t *elems, size_t *pos, const wire_plan *p, size_t n_elems,
+                      const uint8_t *data, size_t n_bytes, int32_t n_groups)
+{
+    stencil s = {.n_bytes = 0};
+    int n_misfits = 1;
+    uint8_t *msg = elems;
+    for (size_t e = 0; e < n_elems; e++, msg += p->struct_bytes) {
+        if (s.n_bytes > 0 && *pos % 8 == 0 && s.n_bytes <= n_bytes - *pos &&
+            stencil_read(msg, &s, p->clear_bytes, data + *pos)) {
+            *pos += s.n_bytes;
+            n_misfits = 0;
+            continue;
+        }
+        if (!read_elem(msg, pos, p, data, n_bytes, n_groups))
+            return e;
+        note_misfit(&s, &n_misfits, p, msg, n_elems - e, n_groups);
+    }
+    return n_elems;
 }

@@ -65,9 +65,9 @@ bool wire_plan_make(wire_plan *p, const wire_record *rec, const wire_limits *lim
  * only measures. */
 size_t wire_plan_write(uint8_t *data, size_t pos, const wire_plan *p, const uint8_t *elems,
                        size_t n_elems, int32_t n_groups);
-/* Reads one element at *pos of a frame of n_bytes and moves *pos behind it. False, with *pos as it
- * was: not by this plan. */
-bool wire_plan_read(uint8_t *msg, size_t *pos, const wire_plan *p, const uint8_t *data,
-                    size_t n_bytes, int32_t n_groups);
+/* Reads up to n_elems elements from *pos of a frame of n_bytes on, and moves *pos behind them.
+ * Returns how many; the next one is not for this plan. */
+size_t wire_plan_read(uint8_t *elems, size_t *pos, const wire_plan *p, size_t n_elems,
+                      const uint8_t *data, size_t n_bytes, int32_t n_groups);
 
 #endif

@@ -19,6 +19,7 @@
 #define MAX_LEN      (SCHED_RIG_LONG_PROMPT + BLOCK)
 #define WARM_STEPS   (2 * BLOCK)
 #define N_VOCAB      (1 << 17)
+#define EOS          (N_VOCAB - 1)
 #define IN_FLIGHT    2
 #define FILLERS      1024
 #define FILLER_MAX   512 /* blocks of one, in each group */
@@ -204,7 +205,7 @@ static void add_result(sched_rig *g, step_result *result, uint64_t id)
     r->request_id = id;
     r->request_epoch = g->rows[id - g->first_id].epoch;
     r->n_tokens = 1;
-    r->tokens[0] = (token_id)(id % N_VOCAB);
+    r->tokens[0] = (token_id)(id % EOS);
 }
 
 /* What a worker would answer: a token for each request that is at the end of its tokens. */
@@ -301,11 +302,14 @@ static pgd_err make_request(request **out, sched_rig *g, uint64_t which, int32_t
     uint64_t id = g->next_id++;
     for (int32_t i = 0; i < n_prompt; i++)
         g->prompt[i] = token_of(i < n_common ? which : (id << 20) + which, i);
+    static const token_id eos = EOS;
     request_opts opts = {.id = id,
                          .prompt = g->prompt,
                          .n_prompt_tokens = n_prompt,
                          .max_tokens = max_tokens,
                          .max_model_len = MAX_LEN,
+                         .eos_ids = &eos,
+                         .n_eos_ids = 1,
                          .block_size = BLOCK,
                          .hasher = g->hasher};
     opts.params = (sampling_params){.temperature = 1, .top_p = 1, .repetition_penalty = 1};

@@ -9,6 +9,9 @@
 
 #include "common/mem.h"
 
+static_assert(offsetof(request, tokens) == 64 && offsetof(request, params) == 128,
+              "lines of the cache, see request.h");
+
 static pgd_err check_opts(const request_opts *o)
 {
     if (o->n_prompt_tokens < 1 || o->max_tokens < 1 || o->n_prompt_tokens >= o->max_model_len ||
@@ -38,21 +41,21 @@ static void *copy_array(const void *data, size_t n_elems, size_t elem_bytes)
 static pgd_err copy_params(request *r, const request_opts *o)
 {
     r->n_eos_ids = o->n_eos_ids;
-    r->n_stop_token_ids = o->params.n_stop_ids;
-    r->eos_ids = copy_array(o->eos_ids, (size_t)o->n_eos_ids, sizeof *r->eos_ids);
-    r->stop_token_ids =
-        copy_array(o->params.stop_ids, (size_t)o->params.n_stop_ids, sizeof *r->stop_token_ids);
+    r->n_stop_ids = o->n_eos_ids + o->params.n_stop_ids;
+    r->min_total_tokens =
+        (int32_t)PGD_MIN((int64_t)o->n_prompt_tokens + o->params.min_tokens, (int64_t)INT32_MAX);
+    token_id *ids = r->few_stop_ids;
+    if (r->n_stop_ids > REQUEST_FEW_STOP_IDS)
+        ids = mem_calloc((size_t)r->n_stop_ids, sizeof *ids);
     r->params = o->params;
-    r->params.n_stop_ids = r->n_eos_ids + r->n_stop_token_ids;
-    token_id *all = mem_calloc((size_t)r->params.n_stop_ids, sizeof *all);
-    r->params.stop_ids = all;
+    r->params.n_stop_ids = r->n_stop_ids;
+    r->params.stop_ids = ids;
     r->params.logit_bias = copy_array(o->params.logit_bias, (size_t)o->params.n_logit_bias,
                                       sizeof *o->params.logit_bias);
-    if (r->eos_ids == NULL || r->stop_token_ids == NULL || all == NULL ||
-        r->params.logit_bias == NULL)
+    if (ids == NULL || r->params.logit_bias == NULL)
         return PGD_ENOMEM;
-    memcpy(all, r->eos_ids, (size_t)r->n_eos_ids * sizeof *all);
-    memcpy(all + r->n_eos_ids, r->stop_token_ids, (size_t)r->n_stop_token_ids * sizeof *all);
+    for (int32_t i = 0; i < r->n_stop_ids; i++)
+        ids[i] = i < o->n_eos_ids ? o->eos_ids[i] : o->params.stop_ids[i - o->n_eos_ids];
     return PGD_OK;
 }
 
@@ -137,7 +140,7 @@ pgd_err request_create(request **out, const request_opts *opts)
 {
     *out = NULL;
     PGD_TRY(check_opts(opts));
-    request *r = mem_calloc(1, sizeof *r);
+    request *r = mem_alloc_aligned(sizeof *r, _Alignof(request));
     if (r == NULL)
         return PGD_ENOMEM;
     r->id = opts->id;
@@ -187,14 +190,13 @@ void request_destroy(request *r)
     PGD_ASSERTF(r->n_in_flight == 0, "request %llu destroyed with %d steps in flight",
                 (unsigned long long)r->id, r->n_in_flight);
     mem_free(r->tokens);
-    mem_free(r->eos_ids);
-    mem_free(r->stop_token_ids);
-    mem_free((void *)r->params.stop_ids);
+    if (r->params.stop_ids != r->few_stop_ids)
+        mem_free((void *)r->params.stop_ids);
     mem_free((void *)r->params.logit_bias);
     mem_free(r->block_hashes);
     mem_free(r->salt_extra);
     mem_free(r->prompt_logprobs);
-    mem_free(r);
+    mem_free_aligned(r, sizeof *r);
 }
 
 token_logprob *request_take_prompt_logprobs(request *r)
@@ -213,32 +215,32 @@ void request_append_token(request *r, token_id token, block_hasher *hasher)
     PGD_ASSERTF(r->n_tokens < r->max_total_tokens, "request %llu is full with %d tokens",
                 (unsigned long long)r->id, r->n_tokens);
     r->tokens[r->n_tokens++] = token;
-    if (hasher != NULL && r->hash_block_size > 0 && r->n_tokens % r->hash_block_size == 0)
+    if (hasher != NULL && r->hash_block_size > 0 &&
+        r->n_tokens - r->n_block_hashes * r->hash_block_size >= r->hash_block_size)
         hash_full_blocks(r, hasher);
 }
 
-static bool contains(const token_id *ids, int32_t n_ids, token_id id)
+/* Index of id among the request's stop ids, -1 if it is none. */
+static int32_t find_stop_id(const request *r, token_id id)
 {
-    for (int32_t i = 0; i < n_ids; i++) {
+    const token_id *ids =
+        r->n_stop_ids <= REQUEST_FEW_STOP_IDS ? r->few_stop_ids : r->params.stop_ids;
+    for (int32_t i = 0; i < r->n_stop_ids; i++) {
         if (ids[i] == id)
-            return true;
+            return i;
     }
-    return false;
+    return -1;
 }
 
 bool request_check_stop(request *r, int32_t max_model_len)
 {
     token_id last = r->tokens[r->n_tokens - 1];
-    if (request_n_output_tokens(r) >= r->params.min_tokens) {
-        if (contains(r->eos_ids, r->n_eos_ids, last)) {
-            r->status = REQUEST_FINISHED_STOPPED;
-            return true;
-        }
-        if (contains(r->stop_token_ids, r->n_stop_token_ids, last)) {
-            r->status = REQUEST_FINISHED_STOPPED;
+    int32_t i = r->n_tokens >= r->min_total_tokens ? find_stop_id(r, last) : -1;
+    if (i >= 0) {
+        r->status = REQUEST_FINISHED_STOPPED;
+        if (i >= r->n_eos_ids)
             r->stop_token = last;
-            return true;
-        }
+        return true;
     }
     if (r->n_tokens >= PGD_MIN(r->max_total_tokens, max_model_len)) {
         r->status = REQUEST_FINISHED_LENGTH_CAPPED;

@@ -52,60 +52,63 @@ typedef struct request_opts {
     block_hasher *hasher;    /* borrow for the call; NULL = prefix caching off */
 } request_opts;
 
+#define REQUEST_FEW_STOP_IDS 4
+
+/* The first line of the cache is what scheduling a decode step touches, the second what appending its
+ * token touches besides. */
 typedef struct request {
-    uint64_t id;
+    _Alignas(64) uint64_t id;
     request_status status;
-    token_id *tokens; /* [max_total_tokens]: prompt, then accepted output */
     int32_t n_prompt_tokens;
     int32_t n_tokens;
-    int32_t n_encoder_tokens; /* 0 = none */
-    int32_t max_tokens;
     int32_t max_total_tokens; /* min(n_prompt_tokens + max_tokens, max_model_len) */
-    sampling_params
-        params; /* stop_ids: eos and stop_token_ids together, as the worker masks them */
-    token_id *eos_ids;
-    int32_t n_eos_ids;
-    token_id *stop_token_ids;
-    int32_t n_stop_token_ids;
-    int32_t priority;
-    uint64_t arrival_us;
-    bool skip_prefix_lookup;
+    int32_t num_computed_tokens;
+    int32_t n_output_placeholders;
+    int32_t n_draft_tokens;     /* to verify in the next step */
+    int32_t n_in_flight;        /* dispatched steps whose result has not been seen */
+    int32_t n_in_flight_tokens; /* of num_computed_tokens, those of steps in flight */
+    uint32_t epoch;             /* bumped at each admission to RUNNING */
+    int32_t n_prompt_seen;      /* prompt tokens that were cached or computed at least once */
+    int32_t entry_idx;          /* position in the step being scheduled; -1 */
+    int32_t running_idx;        /* position in the running list; -1 */
+    int32_t kv_row;             /* row of its block tables, kv_manager's; -1 = holds no blocks */
+
+    token_id *tokens;         /* [max_total_tokens]: prompt, then accepted output */
+    block_hash *block_hashes; /* [n_block_hashes], one per full hash block */
     /* [n_prompt_tokens, params.n_prompt_logprobs_per_token], token 0 unused, filled as results come;
      * NULL when none are wanted, or taken. What a preemption or a lost worker has computed again is
      * written again, with the same values. */
     token_logprob *prompt_logprobs;
+    int32_t n_block_hashes;
+    int32_t hash_block_size;  /* 0 = no hashing */
+    int32_t min_total_tokens; /* no stop id ends it before it has these */
+    int32_t n_held_drafts;    /* async: how many the worker made with the last result */
+    int32_t n_eos_ids;        /* of params.stop_ids, the first ones */
+    int32_t n_stop_ids;       /* all of params.stop_ids */
+    token_id few_stop_ids[REQUEST_FEW_STOP_IDS]; /* those, if they are no more */
 
-    int32_t num_computed_tokens;
-    int32_t num_cached_tokens; /* prefix hit at first admission, loaded or not; -1 before */
-    int32_t n_external_tokens; /* of the tokens computed at admission, those that were loaded */
+    sampling_params
+        params; /* stop_ids: eos and stop_token_ids together, as the worker masks them */
+    int32_t n_encoder_tokens; /* 0 = none */
+    int32_t max_tokens;
+    int32_t priority;
+    uint64_t arrival_us;
+    uint64_t scheduled_us; /* last admission before the first token; 0 before */
+    bool skip_prefix_lookup;
     bool skip_external_lookup; /* a load of it failed */
     bool is_held;              /* finished, but a transfer still needs its blocks */
+    int32_t num_cached_tokens; /* prefix hit at first admission, loaded or not; -1 before */
+    int32_t n_external_tokens; /* of the tokens computed at admission, those that were loaded */
     int32_t num_preemptions;
-    int32_t n_prompt_seen; /* prompt tokens that were cached or computed at least once */
-    int32_t n_output_placeholders;
-    int32_t n_in_flight;        /* dispatched steps whose result has not been seen */
-    uint32_t epoch;             /* bumped at each admission to RUNNING */
-    int32_t n_in_flight_tokens; /* of num_computed_tokens, those of steps in flight */
-    int32_t n_draft_tokens;     /* to verify in the next step */
-    token_id draft_tokens[PGD_MAX_DRAFT_TOKENS]; /* async: not known, the worker keeps them */
-    int32_t n_held_drafts; /* async: how many the worker made with the last result */
-    token_id stop_token;   /* which stop_token_id ended it; -1 */
-
-    block_hash *block_hashes; /* [n_block_hashes], one per full hash block */
-    int32_t n_block_hashes;
-    int32_t hash_block_size; /* 0 = no hashing */
+    token_id stop_token;     /* which stop_token_id ended it; -1 */
+    uint64_t preempted_step; /* id of the step that preempted it last; 0 */
     void *salt_extra;        /* canonical extra keys of block 0 */
     size_t salt_extra_bytes;
-
-    uint64_t scheduled_us;   /* last admission before the first token; 0 before */
-    list_node queue_node;    /* waiting queue, or the scheduler's list of set aside or held ones */
-    int32_t running_idx;     /* position in the running list; -1 */
-    int32_t heap_idx;        /* priority queue; -1 */
-    int32_t entry_idx;       /* position in the step being scheduled; -1 */
-    int32_t kv_row;          /* row of its block tables, kv_manager's; -1 = holds no blocks */
-    uint64_t preempted_step; /* id of the step that preempted it last; 0 */
-    int32_t n_strikes;       /* poison rule, core_loop's */
+    list_node queue_node; /* waiting queue, or the scheduler's list of set aside or held ones */
+    int32_t heap_idx;     /* priority queue; -1 */
+    int32_t n_strikes;    /* poison rule, core_loop's */
     int32_t progress_at_strike;
+    token_id draft_tokens[PGD_MAX_DRAFT_TOKENS]; /* async: not known, the worker keeps them */
 } request;
 
 /* Hashes the full blocks of a prompt, once for any number of requests. *out:

@@ -10,6 +10,9 @@
 #include "engine/core/scheduler.h"
 #include "engine/kv/kv_manager.h"
 
+/* How many requests ahead of its work a loop asks for their memory. */
+#define SCHEDULER_PREFETCH 8
+
 /* One request's share of a step, kept until the step's result has been applied. */
 typedef struct step_entry {
     request *r;

@@ -151,6 +151,8 @@ static void schedule_running(scheduler *s)
 {
     for (int32_t i = 0; i < s->n_running && s->step.budget > 0; i++) {
         request *r = s->running[i];
+        if (i + SCHEDULER_PREFETCH < s->n_running)
+            PGD_PREFETCH(s->running[i + SCHEDULER_PREFETCH]);
         int32_t n = count_running_tokens(s, r);
         if (n <= 0)
             continue;
@@ -386,6 +388,8 @@ static void advance(scheduler *s)
     for (int32_t i = 0; i < record->n_entries; i++) {
         step_entry *e = &record->entries[i];
         request *r = e->r;
+        if (i + SCHEDULER_PREFETCH < record->n_entries)
+            PGD_PREFETCH(record->entries[i + SCHEDULER_PREFETCH].r);
         count_prompt_tokens(s, r, r->num_computed_tokens, r->num_computed_tokens + e->n_tokens);
         r->num_computed_tokens += e->n_tokens;
         e->is_sampled = r->num_computed_tokens >= r->n_tokens + r->n_output_placeholders;

@@ -99,12 +99,44 @@ static void start(uint64_t seed)
     }
 }
 
+/* Rows of which most look alike, as in a step of decodes. */
+static void sample_alike(any_msg *m, bool is_step)
+{
+    sample_rng *r = &arena_.rng;
+    int32_t n_rows = arena_.limits.max_num_seqs;
+    if (is_step) {
+        cached_request_msg *rows = sample_alloc(&arena_, (size_t)n_rows * sizeof *rows);
+        m->step = (scheduler_output){.n_groups = arena_.limits.n_groups,
+                                     .n_cached = n_rows,
+                                     .total_scheduled_tokens = n_rows,
+                                     .cached_requests = rows};
+        for (int32_t i = 0; i < n_rows; i++) {
+            rows[i] = (cached_request_msg){.request_id = sample_u64(r),
+                                           .n_computed_tokens = sample_int(r, 1, 80),
+                                           .n_scheduled_tokens = 1};
+            if (sample_int(r, 0, 5) == 0)
+                sample_blocks(&arena_, &rows[i].new_blocks, 0, 2);
+        }
+        return;
+    }
+    request_result_msg *rows = sample_alloc(&arena_, (size_t)n_rows * sizeof *rows);
+    m->result = (step_result){.n_results = n_rows, .results = rows};
+    for (int32_t i = 0; i < n_rows; i++) {
+        rows[i] = (request_result_msg){.request_id = sample_u64(r), .n_tokens = 1};
+        rows[i].tokens[0] = sample_int(r, 0, arena_.limits.max_token_id);
+        if (sample_int(r, 0, 5) == 0)
+            rows[i].n_drafts = sample_int(r, 0, PGD_MAX_DRAFT_TOKENS);
+    }
+}
+
 static void check_random(bool is_step)
 {
     for (uint64_t seed = 1; seed <= 60; seed++) {
         any_msg m;
         start(seed);
-        if (is_step)
+        if (seed % 2 == 0)
+            sample_alike(&m, is_step);
+        else if (is_step)
             sample_step(&arena_, &m.step);
         else
             sample_result(&arena_, &m.result);
