@@ -17,6 +17,7 @@
 #include "common/mem.h"
 #include "common/model/model_file.h"
 #include "common/model/safetensors.h"
+#include "engine/kv/kv_groups.h"
 #include "engine/text/tokenizer.h"
 
 enum { MAX_ROWS = 1024, PATTERN_BYTES = 272, MAX_NAME_COLUMN = 60, MAX_TOKENIZER_BYTES = 64 << 20 };
@@ -282,9 +283,35 @@ static void put_generation(FILE *out, const model_config *cfg)
     (void)fputs(*comma == '\0' ? "no defaults in the file\n" : "\n", out);
 }
 
+/* With blocks of 16 tokens, the default; nothing when the layers cannot be grouped, which serving
+ * tells. */
+static void put_kv_groups(FILE *out, const model_config *cfg)
+{
+    static kv_layer_spec layers[MODEL_MAX_LAYERS];
+    static kv_groups groups;
+    const kv_groups_opts opts = {.block_size = 16, .is_hybrid = true};
+    char buf[32];
+    int32_t token_bytes = 2 * 2 * cfg->n_kv_heads * cfg->head_dim;
+    for (int32_t i = 0; i < cfg->n_layers; i++)
+        layers[i] =
+            (kv_layer_spec){cfg->layer_attention[i], model_config_window(cfg, i), token_bytes};
+    (void)fprintf(out, "%-16s%s per token in F16\n", "KV cache",
+                  bytes_text(buf, (double)cfg->n_layers * token_bytes));
+    if (kv_groups_init(&groups, layers, cfg->n_layers, &opts, NULL) != PGD_OK)
+        return;
+    for (int32_t g = 0; g < groups.layout.n_groups; g++) {
+        const kv_group_layout *group = &groups.layout.groups[g];
+        (void)snprintf(buf, sizeof(buf), "KV group %" PRId32, g);
+        (void)fprintf(out, "%-16s%s attention", buf,
+                      attention_kind_name((attention_kind)group->kind));
+        if (group->window > 0)
+            (void)fprintf(out, " of %" PRId32 " tokens", group->window);
+        (void)fprintf(out, ", %" PRId32 " layers\n", groups.n_layers_of[g]);
+    }
+}
+
 static void put_config(FILE *out, const model_config *cfg)
 {
-    char buf[32];
     put_line(out, "name", cfg->name);
     put_line(out, "architecture", cfg->arch);
     (void)fprintf(out, "%-16s%" PRId32 "\n", "layers", cfg->n_layers);
@@ -306,8 +333,7 @@ static void put_config(FILE *out, const model_config *cfg)
         (void)fprintf(out, ", logits' soft cap %g", (double)cfg->final_soft_cap);
     (void)fprintf(out, "\n%-16s%" PRId32 " tokens\n", "context", cfg->max_context);
     put_rope(out, cfg);
-    double kv_bytes = 2.0 * 2.0 * cfg->n_layers * cfg->n_kv_heads * cfg->head_dim;
-    (void)fprintf(out, "%-16s%s per token in F16\n", "KV cache", bytes_text(buf, kv_bytes));
+    put_kv_groups(out, cfg);
     put_generation(out, cfg);
 }
 

@@ -146,13 +146,10 @@ static void fill_kv_layers(const model_runner *r, load_done_msg *done)
     kv_page_layout page = page_layout(r);
     int32_t token_bytes = (int32_t)(kv_page_bytes(&page) / (size_t)page.block_size);
     done->n_kv_layers = cfg->n_layers;
-    for (int32_t i = 0; i < cfg->n_layers; i++) {
-        attention_kind kind = (attention_kind)cfg->layer_attention[i];
-        int32_t window = kind == ATTENTION_SLIDING   ? cfg->sliding_window
-                         : kind == ATTENTION_CHUNKED ? cfg->attention_chunk
-                                                     : 0;
-        done->kv_layers[i] = (kv_layer_spec){kind, window, token_bytes};
-    }
+    static_assert(MODEL_MAX_LAYERS <= PGD_MAX_KV_LAYERS, "a KV layer for each");
+    for (int32_t i = 0; i < cfg->n_layers; i++)
+        done->kv_layers[i] =
+            (kv_layer_spec){cfg->layer_attention[i], model_config_window(cfg, i), token_bytes};
 }
 
 static pgd_err load(step_runner *base, const load_msg *msg, load_done_msg *done,

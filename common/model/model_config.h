@@ -112,6 +112,19 @@ typedef struct model_config {
     int32_t gen_top_k;
 } model_config;
 
+/* Tokens of the layer's sliding window or chunk; 0 = it attends to everything. */
+static inline int32_t model_config_window(const model_config *cfg, int32_t layer)
+{
+    switch (cfg->layer_attention[layer]) {
+    case ATTENTION_SLIDING:
+        return cfg->sliding_window;
+    case ATTENTION_CHUNKED:
+        return cfg->attention_chunk;
+    default:
+        return 0;
+    }
+}
+
 /* Ranges and cross-field rules (n_heads % n_kv_heads, dims > 0, eos ids inside the vocabulary ...).
  */
 PGD_MUST_USE pgd_err model_config_check(const model_config *cfg, pgd_why *why);

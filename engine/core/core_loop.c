@@ -199,6 +199,11 @@ static void publish(core_loop *c)
     s.n_kv_blocks = f->kv.n_blocks > 0 ? f->kv.n_blocks - 1 : 0;
     s.max_model_len = f->max_model_len;
     s.max_pool_len = f->kv.max_len;
+    s.n_full_length = f->kv.n_full_length;
+    s.n_kv_groups = f->kv.groups.layout.n_groups;
+    for (int32_t g = 0; g < s.n_kv_groups; g++)
+        s.kv_groups[g] =
+            (core_kv_group){f->kv.groups.layout.groups[g], f->kv.groups.n_layers_of[g]};
     s.n_queued_commands = (int32_t)ring_n_used(c->commands);
     s.kv_bytes = f->kv_bytes;
     s.load_us = f->load_us;

@@ -18,6 +18,7 @@
 #include "engine/core/restart_policy.h"
 #include "engine/core/scheduler.h"
 #include "engine/histogram.h"
+#include "proto/kv_layout.h"
 #include "proto/step_result.h"
 
 typedef struct core_loop core_loop;
@@ -61,6 +62,11 @@ typedef struct core_event {
     bool was_reset;   /* CACHE_RESET */
 } core_event;
 
+typedef struct core_kv_group {
+    kv_group_layout layout;
+    int32_t n_layers;
+} core_kv_group;
+
 typedef struct core_stats {
     core_state state;
     scheduler_stats scheduler;
@@ -77,6 +83,9 @@ typedef struct core_stats {
     int32_t max_model_len; /* effective */
     int32_t max_pool_len;  /* of a request that the KV pool can hold alone, at most max_model_len; 0
                               before the first start */
+    double n_full_length;  /* requests of max_model_len that the KV pool holds at the same time */
+    int32_t n_kv_groups;
+    core_kv_group kv_groups[PGD_MAX_KV_GROUPS];
     int32_t n_queued_commands;
     uint64_t kv_bytes;
     uint64_t load_us, spawn_us;

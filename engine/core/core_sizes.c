@@ -111,15 +111,15 @@ static pgd_err fit_len(core_kv *kv, core_sizes *sizes, pgd_why *why)
     } else if (kv->max_len < sizes->max_model_len) {
         log_info("core", "max_model_len=%d, lowered from %d to what the KV cache holds",
                  kv->max_len, sizes->max_model_len);
-        sizes->max_model_len = kv->max_len;
+        sizes->max_model_len = load.max_model_len = kv->max_len;
     }
+    kv->n_full_length = kv_groups_concurrency(&kv->groups, kv->n_blocks, &load);
     return PGD_OK;
 }
 
 static void log_kv(const core_kv *kv, const core_sizes *sizes)
 {
     const kv_layout *layout = &kv->groups.layout;
-    kv_groups_load load = load_of(sizes);
     for (int32_t i = 0; i < layout->n_groups; i++) {
         const kv_group_layout *g = &layout->groups[i];
         log_info("core", "kv group=%d kind=\"%s\" window=%d block_size=%d layers=%d", i,
@@ -133,7 +133,7 @@ static void log_kv(const core_kv *kv, const core_sizes *sizes)
     log_info("core", "kv blocks=%d block_size=%d bytes=%llu full_length_requests=%.1f of %d tokens",
              kv->n_blocks - 1, sizes->block_size,
              (unsigned long long)((uint64_t)kv->n_blocks * kv_layout_block_bytes(layout)),
-             kv_groups_concurrency(&kv->groups, kv->n_blocks, &load), sizes->max_model_len);
+             kv->n_full_length, sizes->max_model_len);
 }
 
 pgd_err core_sizes_fit_kv(core_kv *out, core_sizes *sizes, const config *cfg,

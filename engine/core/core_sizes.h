@@ -35,8 +35,9 @@ PGD_MUST_USE pgd_err core_sizes_init(core_sizes *out, const config *cfg, const m
 /* The KV pool, once a worker has told its layers and its memory. */
 typedef struct core_kv {
     kv_groups groups;
-    int32_t n_blocks; /* null block included; 0 = not known yet */
-    int32_t max_len;  /* of a request that the pool can hold alone, at most max_model_len */
+    int32_t n_blocks;     /* null block included; 0 = not known yet */
+    int32_t max_len;      /* of a request that the pool can hold alone, at most max_model_len */
+    double n_full_length; /* requests of max_model_len that it holds at the same time */
 } core_kv;
 
 /* Groups the layers and sizes the pool, from the configuration or from the memory that the worker

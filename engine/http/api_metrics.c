@@ -119,6 +119,17 @@ static void samples_cache_config(page *p)
                    p->s->cfg->dtype_kv, p->s->cfg->enable_prefix_caching ? "True" : "False");
 }
 
+static void samples_kv_groups(page *p)
+{
+    for (int32_t i = 0; i < p->s->core.n_kv_groups; i++) {
+        const core_kv_group *g = &p->s->core.kv_groups[i];
+        strbuf_appendf(&p->b,
+                       "%s{%s,group=\"%d\",kind=\"%s\",window=\"%d\",block_size=\"%d\"} %d\n",
+                       p->name, p->labels, i, attention_kind_name((attention_kind)g->layout.kind),
+                       g->layout.window, g->layout.block_size, g->n_layers);
+    }
+}
+
 static void samples_worker(page *p)
 {
     const core_stats *c = &p->s->core;
@@ -247,6 +258,12 @@ static const family families[] = {
      "KV blocks that nobody holds and that hold a reusable prefix."},
     {"kv_blocks_free", GAUGE, OWN(n_blocks_free), PAGED, "KV blocks that hold nothing."},
     {"kv_cache_bytes", GAUGE, U64, AT(core.kv_bytes), NULL, PAGED, "Memory of the KV cache."},
+    {"kv_group_layers", GAUGE, EACH(samples_kv_groups), PAGED,
+     "Layers of each group, which share block tables, by how long their KV is kept."},
+    {"kv_max_request_tokens", GAUGE, I32, AT(core.max_pool_len), NULL, PAGED,
+     "Longest request that the KV cache can hold alone, at most max_model_len."},
+    {"kv_full_length_requests", GAUGE, F64, AT(core.n_full_length), NULL, PAGED,
+     "Requests of max_model_len tokens that the KV cache holds at the same time."},
     {"prefix_cache_queries_total", COUNTER, SCHED(n_prefix_queries_tokens), BOTH,
      "Prompt tokens looked up in the prefix cache."},
     {"prefix_cache_hits_total", COUNTER, SCHED(n_prefix_hit_tokens), BOTH,
