@@ -1,4 +1,5 @@
-/* The simulated worker under a scheduler, in one process: speculation must not change a token.
+/* The simulated worker under a scheduler, in one process: neither speculation nor groups of layers
+ * with windows may change a token.
  *
  * Both ways of handing drafts over are tried: kept by the worker while up to three steps are in
  * flight, and sent back by the engine. The worker itself checks positions, tables and contents;
@@ -7,6 +8,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -14,7 +16,8 @@
 #include "common/hash.h"
 #include "common/mem.h"
 #include "engine/core/scheduler.h"
-#include "tests/unit/one_group.h"
+#include "engine/kv/kv_groups.h"
+#include "worker/sim_layers.h"
 #include "worker/sim_runner.h"
 
 #define VOCAB        300
@@ -40,7 +43,7 @@ typedef struct kept_step {
     uint64_t ids[2][64];
     token_id tokens[16][MAX_LEN];
     token_id drafts[16][PGD_MAX_DRAFT_TOKENS];
-    block_id blocks[32][MAX_LEN];
+    block_id blocks[32][PGD_MAX_KV_GROUPS][MAX_LEN];
     block_id to_zero[MAX_LEN];
 } kept_step;
 
@@ -51,6 +54,7 @@ static block_hasher *hasher; /* NULL = caching off */
 static step_runner *runner;
 static kept_step steps[SCHEDULER_MAX_STEPS_IN_FLIGHT];
 static int32_t n_steps;
+static kv_groups groups;
 static uint64_t rng;
 static scheduler_stats seen; /* over all runs */
 
@@ -97,10 +101,12 @@ static void keep_ids(const uint64_t **ids, int32_t n, uint64_t *copy)
     *ids = copy;
 }
 
-static void keep_blocks(block_ids_msg *b, block_id *copy)
+static void keep_blocks(block_ids_msg *b, block_id copy[][MAX_LEN])
 {
-    memcpy(copy, b->ids[0], (size_t)b->n_blocks[0] * sizeof *copy);
-    b->ids[0] = copy;
+    for (int32_t g = 0; g < groups.layout.n_groups; g++) {
+        memcpy(copy[g], b->ids[g], (size_t)b->n_blocks[g] * sizeof **copy);
+        b->ids[g] = copy[g];
+    }
 }
 
 static void keep_step(kept_step *k, const scheduler_output *out)
@@ -184,7 +190,39 @@ static void on_progress(void *arg, uint64_t done_bytes, uint64_t total_bytes)
     (void)total_bytes;
 }
 
-static void start_worker(const scheduler_opts *o, int32_t n_drafts, int32_t accept)
+/* Full and windowed layers, pages of unequal size, windows that are no multiple of a block. */
+static const char *const layer_lists[] = {
+    "full",
+    "full,sliding:20",
+    "sliding:17,full*2,sliding:17",
+    "full,chunked:24",
+    "chunked:21,sliding:9,full",
+    "sliding:30",
+};
+
+/* Groups the layers, and makes the pool as tight as it may be: one request must fit. */
+static void choose_groups(scheduler_opts *o, kv_group_spec *specs, const char *layers)
+{
+    static kv_layer_spec list[PGD_MAX_KV_LAYERS];
+    int32_t n_layers;
+    const kv_groups_opts opts = {.block_size = o->block_size, .is_hybrid = true};
+    assert_int_equal(sim_layers_parse(list, &n_layers, layers, NULL), PGD_OK);
+    assert_int_equal(kv_groups_init(&groups, list, n_layers, &opts, NULL), PGD_OK);
+    const kv_groups_load load = {
+        .max_unfinished_tokens = PGD_MIN(o->max_num_batched_tokens * SCHEDULER_MAX_STEPS_IN_FLIGHT +
+                                             o->num_lookahead_tokens,
+                                         o->max_model_len),
+        .max_model_len = o->max_model_len};
+    int32_t n_full = (int32_t)kv_groups_n_blocks_for(&groups, o->max_model_len, &load);
+    o->n_blocks = 1 + n_full + rnd(2 * n_full);
+    o->n_groups = groups.layout.n_groups;
+    o->groups = specs;
+    for (int32_t g = 0; g < o->n_groups; g++)
+        specs[g] = kv_groups_spec(&groups, g);
+}
+
+static void start_worker(const scheduler_opts *o, int32_t n_drafts, int32_t accept,
+                         const char *layers)
 {
     load_msg load = {.block_size = o->block_size,
                      .max_model_len = o->max_model_len,
@@ -194,13 +232,14 @@ static void start_worker(const scheduler_opts *o, int32_t n_drafts, int32_t acce
                      .sim_vocab_size = VOCAB,
                      .sim_draft_tokens = n_drafts,
                      .sim_draft_accept = accept};
-    load_done_msg done;
+    static load_done_msg done;
     kv_ready_msg ready;
     pgd_why why = {0};
     assert_int_equal(sim_runner_create(&runner, &why), PGD_OK);
+    (void)snprintf(load.sim_kv_layers, sizeof load.sim_kv_layers, "%s", layers);
     assert_int_equal(runner->vtbl->load(runner, &load, &done, on_progress, NULL, &why), PGD_OK);
-    kv_config_msg kv = one_group_config(&done, o->block_size, o->n_blocks);
-    kv.max_model_len = o->max_model_len;
+    kv_config_msg kv = {
+        .n_blocks = o->n_blocks, .max_model_len = o->max_model_len, .layout = groups.layout};
     assert_int_equal(runner->vtbl->init_kv(runner, &kv, &ready, &why), PGD_OK);
 }
 
@@ -226,7 +265,8 @@ static void run(bool is_async)
 {
     static const uint8_t seed[32] = {3};
     int32_t n_drafts = rnd(8);
-    int32_t n_full = MAX_LEN / 8;
+    const char *layers = layer_lists[rnd((int32_t)PGD_ARRAY_LEN(layer_lists))];
+    kv_group_spec specs[PGD_MAX_KV_GROUPS];
     scheduler_opts o = {.max_num_seqs = 1 + rnd(16),
                         .max_num_batched_tokens = 4 + rnd(60),
                         .max_model_len = MAX_LEN - rnd(60),
@@ -238,9 +278,7 @@ static void run(bool is_async)
                         .async = is_async,
                         .num_speculative_tokens = n_drafts,
                         .num_lookahead_tokens = n_drafts,
-                        .n_blocks = 2 + n_full + rnd(2 * n_full),
                         .block_size = 8,
-                        .n_groups = 1,
                         .on_token = on_token,
                         .on_finished = on_finished,
                         .on_release = on_release};
@@ -251,7 +289,8 @@ static void run(bool is_async)
     hasher = NULL;
     if (o.enable_prefix_caching)
         assert_int_equal(block_hasher_create(&hasher, seed), PGD_OK);
-    start_worker(&o, n_drafts, rnd(3) == 0 ? 100 * rnd(2) : rnd(101));
+    choose_groups(&o, specs, layers);
+    start_worker(&o, n_drafts, rnd(3) == 0 ? 100 * rnd(2) : rnd(101), layers);
     assert_int_equal(scheduler_create(&sched, &o), PGD_OK);
     while (n_to_come > 0 || scheduler_has_work(sched)) {
         scheduler_output out;
@@ -304,9 +343,46 @@ static void test_sim_runner_is_given_its_drafts(void **state)
     run_all(false);
 }
 
+static void test_sim_runner_layers(void **state)
+{
+    (void)state;
+    static kv_layer_spec list[PGD_MAX_KV_LAYERS];
+    int32_t n;
+    pgd_why why = {0};
+    assert_int_equal(sim_layers_parse(list, &n, "", NULL), PGD_OK);
+    assert_int_equal(n, 1);
+    assert_int_equal(list[0].kind, ATTENTION_FULL);
+    assert_int_equal(list[0].token_bytes, SIM_LAYERS_TOKEN_BYTES);
+    assert_int_equal(sim_layers_parse(list, &n, "sliding:64*2,full*3,chunked:7", NULL), PGD_OK);
+    assert_int_equal(n, 3);
+    assert_int_equal(list[0].kind, ATTENTION_SLIDING);
+    assert_int_equal(list[0].window, 64);
+    assert_int_equal(list[0].token_bytes, 2 * SIM_LAYERS_TOKEN_BYTES);
+    assert_int_equal(list[1].token_bytes, 3 * SIM_LAYERS_TOKEN_BYTES);
+    assert_int_equal(list[2].window, 7);
+    static const char *const refused[] = {"half",       "full:3",
+                                          "sliding",    "sliding:",
+                                          "sliding:0",  "full,",
+                                          ",full",      "full full",
+                                          "full*0",     "full*1025",
+                                          "sliding:-1", "chunked:2147483648",
+                                          "full*",      "sliding:99999999999999999999",
+                                          "full*2:3"};
+    for (size_t i = 0; i < PGD_ARRAY_LEN(refused); i++)
+        if (sim_layers_parse(list, &n, refused[i], &why) != PGD_EINVAL)
+            fail_msg("%s was taken", refused[i]);
+    char many[8 * PGD_MAX_KV_LAYERS] = "full";
+    for (int i = 1; i <= PGD_MAX_KV_LAYERS; i++) {
+        assert_int_equal(sim_layers_parse(list, &n, many, &why), PGD_OK);
+        (void)strcat(many, ",full");
+    }
+    assert_int_equal(sim_layers_parse(list, &n, many, &why), PGD_EINVAL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sim_runner_layers),
         cmocka_unit_test(test_sim_runner_keeps_its_drafts),
         cmocka_unit_test(test_sim_runner_is_given_its_drafts),
     };
