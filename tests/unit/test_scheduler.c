@@ -254,7 +254,7 @@ static void test_scheduler_h21_min_tokens(void **state)
     fix_deinit(&f);
 }
 
-static void test_scheduler_rejected_drafts_roll_back(void **state)
+static void test_scheduler_up3_rejected_drafts_roll_back(void **state)
 {
     (void)state;
     request *r = begin_h21((fix_req){.max_tokens = 50}, (const token_id[]){10, 11, 12}, 3);
@@ -269,7 +269,7 @@ static void test_scheduler_rejected_drafts_roll_back(void **state)
     fix_deinit(&f);
 }
 
-static void test_scheduler_drafts_are_cut_by_the_budget(void **state)
+static void test_scheduler_sc2i_drafts_are_cut_by_the_budget(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
@@ -288,7 +288,7 @@ static void test_scheduler_drafts_are_cut_by_the_budget(void **state)
     fix_deinit(&f);
 }
 
-static void test_scheduler_async_never_computes_beyond_max_tokens(void **state)
+static void test_scheduler_sc2a_async_never_computes_beyond_max_tokens(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
@@ -316,7 +316,7 @@ static void test_scheduler_async_never_computes_beyond_max_tokens(void **state)
     fix_deinit(&f);
 }
 
-static void test_scheduler_async_stop_is_seen_one_step_late(void **state)
+static void test_scheduler_as1_stop_is_seen_one_step_late(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
@@ -346,7 +346,7 @@ static void test_scheduler_async_stop_is_seen_one_step_late(void **state)
     fix_deinit(&f);
 }
 
-static void test_scheduler_async_publishes_when_tokens_are_known(void **state)
+static void test_scheduler_as3_publishes_when_tokens_are_known(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
@@ -369,7 +369,7 @@ static void test_scheduler_async_publishes_when_tokens_are_known(void **state)
     fix_deinit(&f);
 }
 
-static void test_scheduler_sync_waits_for_its_token(void **state)
+static void test_scheduler_sc2f_waits_for_its_token(void **state)
 {
     (void)state;
     fix_init(&f, fix_opts());
@@ -384,7 +384,7 @@ static void test_scheduler_sync_waits_for_its_token(void **state)
     fix_deinit(&f);
 }
 
-static void test_scheduler_messages(void **state)
+static void test_scheduler_sc9_messages(void **state)
 {
     (void)state;
     fix_init(&f, fix_opts());
@@ -416,7 +416,7 @@ static void test_scheduler_messages(void **state)
     fix_deinit(&f);
 }
 
-static void test_scheduler_refuses_what_can_never_fit(void **state)
+static void test_scheduler_al3_refuses_what_can_never_fit(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
@@ -475,7 +475,7 @@ static void test_scheduler_queue_is_bounded(void **state)
     fix_deinit(&f);
 }
 
-static void test_scheduler_finish_from_outside(void **state)
+static void test_scheduler_up9_finish_from_outside(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
@@ -671,16 +671,16 @@ int main(void)
         cmocka_unit_test(test_scheduler_h21_ignore_eos),
         cmocka_unit_test(test_scheduler_h21_eos),
         cmocka_unit_test(test_scheduler_h21_min_tokens),
-        cmocka_unit_test(test_scheduler_rejected_drafts_roll_back),
-        cmocka_unit_test(test_scheduler_drafts_are_cut_by_the_budget),
-        cmocka_unit_test(test_scheduler_async_never_computes_beyond_max_tokens),
-        cmocka_unit_test(test_scheduler_async_stop_is_seen_one_step_late),
-        cmocka_unit_test(test_scheduler_async_publishes_when_tokens_are_known),
-        cmocka_unit_test(test_scheduler_sync_waits_for_its_token),
-        cmocka_unit_test(test_scheduler_messages),
-        cmocka_unit_test(test_scheduler_refuses_what_can_never_fit),
+        cmocka_unit_test(test_scheduler_up3_rejected_drafts_roll_back),
+        cmocka_unit_test(test_scheduler_sc2i_drafts_are_cut_by_the_budget),
+        cmocka_unit_test(test_scheduler_sc2a_async_never_computes_beyond_max_tokens),
+        cmocka_unit_test(test_scheduler_as1_stop_is_seen_one_step_late),
+        cmocka_unit_test(test_scheduler_as3_publishes_when_tokens_are_known),
+        cmocka_unit_test(test_scheduler_sc2f_waits_for_its_token),
+        cmocka_unit_test(test_scheduler_sc9_messages),
+        cmocka_unit_test(test_scheduler_al3_refuses_what_can_never_fit),
         cmocka_unit_test(test_scheduler_queue_is_bounded),
-        cmocka_unit_test(test_scheduler_finish_from_outside),
+        cmocka_unit_test(test_scheduler_up9_finish_from_outside),
         cmocka_unit_test(test_scheduler_worker_error_ends_one_request),
         cmocka_unit_test(test_scheduler_error_after_abort_unpublishes),
         cmocka_unit_test(test_scheduler_logprobs_are_passed_on),

@@ -23,7 +23,7 @@ static void begin_full_pool(bool is_async, bool enable_caching)
     assert_int_equal(fix_n_free(&f), 0);
 }
 
-static void test_scheduler_resumed_request_is_sent_as_new(void **state)
+static void test_scheduler_so4_resumed_request_is_sent_as_new(void **state)
 {
     (void)state;
     begin_full_pool(false, true);
@@ -59,7 +59,7 @@ static void test_scheduler_resumed_request_is_sent_as_new(void **state)
     fix_deinit(&f);
 }
 
-static void test_scheduler_late_result_after_readmission_is_dropped(void **state)
+static void test_scheduler_as4_late_result_after_readmission_is_dropped(void **state)
 {
     (void)state;
     begin_full_pool(true, true);
@@ -84,7 +84,7 @@ static void test_scheduler_late_result_after_readmission_is_dropped(void **state
     fix_deinit(&f);
 }
 
-static void test_scheduler_late_result_may_finish_a_preempted_request(void **state)
+static void test_scheduler_up4_late_result_may_finish_a_preempted_request(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
@@ -132,7 +132,7 @@ static void test_scheduler_late_error_unpublishes(void **state)
     fix_deinit(&f);
 }
 
-static void test_scheduler_preempted_goes_ahead_of_waiting(void **state)
+static void test_scheduler_sc7_preempted_goes_ahead_of_waiting(void **state)
 {
     (void)state;
     for (int policy = SCHEDULER_FCFS; policy <= SCHEDULER_PRIORITY; policy++) {
@@ -159,7 +159,7 @@ static void test_scheduler_preempted_goes_ahead_of_waiting(void **state)
     }
 }
 
-static void test_scheduler_preempts_itself_last(void **state)
+static void test_scheduler_sc2g_preempts_itself_last(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
@@ -179,7 +179,7 @@ static void test_scheduler_preempts_itself_last(void **state)
 
 /* Priority: the victim stands before the one that needs room and was skipped in this step; nobody
  * may be skipped for it. */
-static void test_scheduler_victim_before_index_skips_nobody(void **state)
+static void test_scheduler_sc3_victim_before_index_skips_nobody(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
@@ -208,7 +208,7 @@ static void test_scheduler_victim_before_index_skips_nobody(void **state)
 
 /* Priority: a victim that already has its share of this step gives it back, with what was published
  * too early. */
-static void test_scheduler_unscheduled_chunk_is_unpublished(void **state)
+static void test_scheduler_sc3_unscheduled_chunk_is_unpublished(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
@@ -238,7 +238,7 @@ static void test_scheduler_unscheduled_chunk_is_unpublished(void **state)
     fix_deinit(&f);
 }
 
-static void test_scheduler_priority_equal_class_waits(void **state)
+static void test_scheduler_sc5_priority_equal_class_waits(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
@@ -257,7 +257,7 @@ static void test_scheduler_priority_equal_class_waits(void **state)
     fix_deinit(&f);
 }
 
-static void test_scheduler_priority_takes_place_and_blocks(void **state)
+static void test_scheduler_sc5_priority_takes_place_and_blocks(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
@@ -298,7 +298,7 @@ static void test_scheduler_priority_takes_place_and_blocks(void **state)
     fix_deinit(&f);
 }
 
-static void test_scheduler_priority_preempts_only_if_it_helps(void **state)
+static void test_scheduler_sc5_priority_preempts_only_if_it_helps(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
@@ -316,7 +316,7 @@ static void test_scheduler_priority_preempts_only_if_it_helps(void **state)
     fix_deinit(&f);
 }
 
-static void test_scheduler_gate_and_watermark(void **state)
+static void test_scheduler_sc8_gate_and_watermark(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
@@ -442,7 +442,7 @@ static void test_scheduler_only_listed_requests_run(void **state)
     fix_deinit(&f);
 }
 
-static void test_scheduler_requests_not_ready_are_set_aside(void **state)
+static void test_scheduler_sc6_requests_not_ready_are_set_aside(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
@@ -472,7 +472,7 @@ static void hold_blocks(request *r, int32_t n_tokens)
     r->num_computed_tokens = n_tokens;
 }
 
-static void test_scheduler_waiting_holder_keeps_its_blocks(void **state)
+static void test_scheduler_sc5b_waiting_holder_keeps_its_blocks(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
@@ -532,22 +532,22 @@ static void test_scheduler_newest_waiting_holder_is_released(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_scheduler_resumed_request_is_sent_as_new),
-        cmocka_unit_test(test_scheduler_late_result_after_readmission_is_dropped),
-        cmocka_unit_test(test_scheduler_late_result_may_finish_a_preempted_request),
+        cmocka_unit_test(test_scheduler_so4_resumed_request_is_sent_as_new),
+        cmocka_unit_test(test_scheduler_as4_late_result_after_readmission_is_dropped),
+        cmocka_unit_test(test_scheduler_up4_late_result_may_finish_a_preempted_request),
         cmocka_unit_test(test_scheduler_late_error_unpublishes),
-        cmocka_unit_test(test_scheduler_preempted_goes_ahead_of_waiting),
-        cmocka_unit_test(test_scheduler_preempts_itself_last),
-        cmocka_unit_test(test_scheduler_victim_before_index_skips_nobody),
-        cmocka_unit_test(test_scheduler_unscheduled_chunk_is_unpublished),
-        cmocka_unit_test(test_scheduler_priority_equal_class_waits),
-        cmocka_unit_test(test_scheduler_priority_takes_place_and_blocks),
-        cmocka_unit_test(test_scheduler_priority_preempts_only_if_it_helps),
-        cmocka_unit_test(test_scheduler_gate_and_watermark),
+        cmocka_unit_test(test_scheduler_sc7_preempted_goes_ahead_of_waiting),
+        cmocka_unit_test(test_scheduler_sc2g_preempts_itself_last),
+        cmocka_unit_test(test_scheduler_sc3_victim_before_index_skips_nobody),
+        cmocka_unit_test(test_scheduler_sc3_unscheduled_chunk_is_unpublished),
+        cmocka_unit_test(test_scheduler_sc5_priority_equal_class_waits),
+        cmocka_unit_test(test_scheduler_sc5_priority_takes_place_and_blocks),
+        cmocka_unit_test(test_scheduler_sc5_priority_preempts_only_if_it_helps),
+        cmocka_unit_test(test_scheduler_sc8_gate_and_watermark),
         cmocka_unit_test(test_scheduler_reset_worker_loses_nothing),
         cmocka_unit_test(test_scheduler_only_listed_requests_run),
-        cmocka_unit_test(test_scheduler_requests_not_ready_are_set_aside),
-        cmocka_unit_test(test_scheduler_waiting_holder_keeps_its_blocks),
+        cmocka_unit_test(test_scheduler_sc6_requests_not_ready_are_set_aside),
+        cmocka_unit_test(test_scheduler_sc5b_waiting_holder_keeps_its_blocks),
         cmocka_unit_test(test_scheduler_newest_waiting_holder_is_released),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
