@@ -88,7 +88,7 @@ static bool parse(sched_opts *o, int argc, char **argv)
         bool is_whole;
     } rows[] = {{"--running", &o->running, 1, 65536, true},
                 {"--pool-blocks", &o->pool_blocks, 0, 1 << 29, true},
-                {"--groups", &o->groups, 1, 1, true},
+                {"--groups", &o->groups, 1, PGD_MAX_KV_GROUPS, true},
                 {"--hit-rate", &o->hit_rate, 0, 1, false},
                 {"--steps", &steps, 1, SCHED_RIG_MAX_STEPS, true}};
     for (int i = 0; i < argc; i++) {
@@ -135,7 +135,9 @@ void bench_sched_help(FILE *out)
         "options of paged serve do not apply.\n\n"
         "  --running LIST            Decoding requests. Default 1,16,256,1024,4096.\n"
         "  --pool-blocks LIST        KV blocks; 0 = just enough. Default 0,4194304.\n"
-        "  --groups LIST             KV-cache groups: 1. Default 1.\n"
+        "  --groups LIST             KV-cache groups: full attention, then sliding windows. "
+        "Default "
+        "1,3.\n"
         "  --hit-rate LIST           Part of each prompt that is cached when it comes. Default "
         "0,0.5,1.\n"
         "  --steps N                 Steps of a row, in samples of %d. Default 256.\n"
@@ -360,7 +362,7 @@ int bench_sched_main(int argc, char **argv)
         return EXIT_STATUS_SYSTEM;
     b->opts = (sched_opts){.running = {{1, 16, 256, 1024, 4096}, 5},
                            .pool_blocks = {{0, 4194304}, 2},
-                           .groups = {{1}, 1},
+                           .groups = {{1, 3}, 2},
                            .hit_rate = {{0, 0.5, 1}, 3},
                            .n_steps = 256};
     int status = EXIT_STATUS_USAGE;

@@ -20,6 +20,7 @@
 #define WARM_STEPS   (2 * BLOCK)
 #define N_VOCAB      (1 << 17)
 #define EOS          (N_VOCAB - 1)
+#define WINDOW       256 /* of all groups but the first */
 #define IN_FLIGHT    2
 #define FILLERS      1024
 #define FILLER_MAX   512 /* blocks of one, in each group */
@@ -107,6 +108,12 @@ static pgd_err make_limits(sched_rig *g)
 
 static pgd_err make_scheduler(sched_rig *g)
 {
+    kv_group_spec groups[PGD_MAX_KV_GROUPS];
+    for (int32_t i = 0; i < g->opts.n_groups; i++)
+        groups[i] =
+            (kv_group_spec){.ops = kv_group_ops_of(i == 0 ? ATTENTION_FULL : ATTENTION_SLIDING),
+                            .block_size = BLOCK,
+                            .window = i == 0 ? 0 : WINDOW};
     scheduler_opts opts = {.max_num_seqs = g->opts.max_running,
                            .max_num_batched_tokens = WIRE_MAX_BATCHED_TOKENS,
                            .long_prefill_token_threshold = BLOCK,
@@ -118,6 +125,7 @@ static pgd_err make_scheduler(sched_rig *g)
                            .n_blocks = g->opts.n_blocks,
                            .block_size = BLOCK,
                            .n_groups = g->opts.n_groups,
+                           .groups = groups,
                            .hash_seed = SEED,
                            .on_token = on_token,
                            .on_finished = on_finished,
@@ -145,7 +153,7 @@ static pgd_err make_parts(sched_rig *g)
 pgd_err sched_rig_create(sched_rig **out, const sched_rig_opts *opts)
 {
     *out = NULL;
-    if (opts->max_running < 1 || opts->n_groups < 1 ||
+    if (opts->max_running < 1 || opts->n_groups < 1 || opts->n_groups > PGD_MAX_KV_GROUPS ||
         opts->n_blocks < sched_rig_n_blocks_for(1, BLOCK, opts->n_groups))
         return PGD_EINVAL;
     sched_rig *g = mem_calloc(1, sizeof *g);

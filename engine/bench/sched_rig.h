@@ -20,7 +20,7 @@ typedef struct sched_rig sched_rig;
 typedef struct sched_rig_opts {
     int32_t max_running;
     int32_t n_blocks; /* null block included; at least sched_rig_n_blocks_for */
-    int32_t n_groups;
+    int32_t n_groups; /* full attention, then sliding windows; at most PGD_MAX_KV_GROUPS */
 } sched_rig_opts;
 
 /* Microseconds of one step, by part. */
