@@ -256,6 +256,44 @@ void kv_group_manager_check(const kv_group_manager *g)
     }
 }
 
+/* Least number of full blocks with which something behind the first n_cached can be published. */
+static int32_t next_publishable(const kv_group_manager *g, int32_t n_cached)
+{
+    int32_t n_over = n_cached % g->alignment_blocks;
+    return g->alignment_blocks == 1 || n_over < g->n_drop ? n_cached + 1
+                                                          : n_cached - n_over + g->alignment_blocks;
+}
+
+void kv_group_manager_bound_growth(kv_quiet *quiet, const kv_group_manager *g, int32_t row)
+{
+    const kv_group_row *r = &g->rows[row];
+    int32_t bs = g->spec.block_size;
+    if (!g->spec.ops->is_of_encoder) /* its blocks are all there from the start */
+        quiet->max_need_tokens = PGD_MIN(quiet->max_need_tokens, r->n_blocks * bs);
+    if (g->is_cached)
+        quiet->publish_at = PGD_MIN(quiet->publish_at, next_publishable(g, r->n_cached) * bs);
+}
+
+void kv_group_manager_bound_skips(kv_quiet *quiet, const kv_group_manager *g, int32_t row,
+                                  int32_t n_computed_tokens)
+{
+    int32_t n_skipped = g->rows[row].n_skipped;
+    int32_t at = n_computed_tokens + 1;
+    int32_t n_next = g->spec.block_size; /* to look at; no change among all of them: look later */
+    if (g->spec.ops->skipped_tokens == NULL)
+        return;
+    while (n_next > 0) {
+        int32_t half = n_next / 2;
+        if (n_skipped_blocks(g, at + half) > n_skipped) {
+            n_next = half;
+        } else {
+            at += half + 1;
+            n_next -= half + 1;
+        }
+    }
+    quiet->skip_at = PGD_MIN(quiet->skip_at, at);
+}
+
 void kv_group_manager_free(kv_group_manager *g, int32_t row)
 {
     kv_group_row *r = &g->rows[row];

@@ -23,6 +23,13 @@ typedef struct kv_zero_list {
     int32_t n_ids;
 } kv_zero_list;
 
+/* How far a row's counts of tokens may grow before the row changes. */
+typedef struct kv_quiet {
+    int32_t max_need_tokens; /* to be covered, at most: takes no block */
+    int32_t publish_at;      /* known tokens, fewer: nothing to publish */
+    int32_t skip_at;         /* computed tokens, fewer: no block leaves the window */
+} kv_quiet;
+
 typedef struct kv_group_row {
     int32_t n_blocks;  /* entries of the table, null ones included */
     int32_t n_skipped; /* leading entries that are null */
@@ -109,6 +116,11 @@ void kv_group_manager_remove_skipped(kv_group_manager *g, int32_t row, int32_t n
 int32_t kv_group_manager_common_prefix(const kv_group_manager *g);
 /* Integrity, O(n); aborts on a fault. */
 void kv_group_manager_check(const kv_group_manager *g);
+/* Lowers the bounds to the row's. */
+void kv_group_manager_bound_growth(kv_quiet *quiet, const kv_group_manager *g, int32_t row);
+/* The same for skip_at; n_computed tokens were given to attach or remove_skipped last. */
+void kv_group_manager_bound_skips(kv_quiet *quiet, const kv_group_manager *g, int32_t row,
+                                  int32_t n_computed_tokens);
 /* Ends the row: frees its blocks, last first. */
 void kv_group_manager_free(kv_group_manager *g, int32_t row);
 

@@ -24,6 +24,7 @@ struct kv_manager {
     int32_t *targets;  /* [max_holders], tokens the row was admitted with; 0 once it has blocks for
                           all of them */
     int32_t n_promised;
+    kv_quiet *quiet; /* [max_holders] */
     kv_hit hit;      /* result of the last lookup */
     int32_t *counts; /* [n_blocks], scratch, all 0 between calls */
 };
@@ -39,8 +40,9 @@ static pgd_err create_parts(kv_manager *m, const kv_manager_opts *opts)
     m->free_rows = mem_calloc(n_rows, sizeof *m->free_rows);
     m->promised = mem_calloc(n_rows, sizeof *m->promised);
     m->targets = mem_calloc(n_rows, sizeof *m->targets);
+    m->quiet = mem_calloc(n_rows, sizeof *m->quiet);
     if (m->zero_list.ids == NULL || m->zero_list.is_listed == NULL || m->counts == NULL ||
-        m->free_rows == NULL || m->promised == NULL || m->targets == NULL)
+        m->free_rows == NULL || m->promised == NULL || m->targets == NULL || m->quiet == NULL)
         return PGD_ENOMEM;
     while (m->n_free_rows < m->max_holders) {
         m->free_rows[m->n_free_rows] = m->max_holders - 1 - m->n_free_rows;
@@ -101,6 +103,7 @@ void kv_manager_destroy(kv_manager *m)
     mem_free(m->free_rows);
     mem_free(m->promised);
     mem_free(m->targets);
+    mem_free(m->quiet);
     mem_free(m);
 }
 
@@ -147,6 +150,7 @@ static void take_row(kv_manager *m, request *r)
     r->kv_row = m->free_rows[--m->n_free_rows];
     m->promised[r->kv_row] = 0;
     m->targets[r->kv_row] = 0;
+    m->quiet[r->kv_row] = (kv_quiet){0};
 }
 
 static void give_row(kv_manager *m, request *r)
@@ -155,6 +159,39 @@ static void give_row(kv_manager *m, request *r)
     m->promised[r->kv_row] = 0;
     m->free_rows[m->n_free_rows++] = r->kv_row;
     r->kv_row = -1;
+}
+
+static void bound_growth(kv_manager *m, const request *r)
+{
+    kv_quiet *quiet = &m->quiet[r->kv_row];
+    quiet->max_need_tokens = INT32_MAX;
+    quiet->publish_at = INT32_MAX;
+    for (int32_t g = 0; g < m->coordinator->n_groups; g++)
+        kv_group_manager_bound_growth(quiet, &m->coordinator->groups[g], r->kv_row);
+    if (r->hash_block_size == 0)
+        quiet->publish_at = INT32_MAX;
+}
+
+static void bound_skips(kv_manager *m, const request *r, int32_t n_computed_tokens)
+{
+    kv_quiet *quiet = &m->quiet[r->kv_row];
+    quiet->skip_at = INT32_MAX;
+    for (int32_t g = 0; g < m->coordinator->n_groups; g++)
+        kv_group_manager_bound_skips(quiet, &m->coordinator->groups[g], r->kv_row,
+                                     n_computed_tokens);
+}
+
+/* A row that goes on and changes in nothing: most decode steps. */
+static bool is_quiet(const kv_manager *m, const request *r, const kv_alloc *a)
+{
+    if (r->kv_row < 0 || a->is_admission || a->must_fit_whole || a->is_load ||
+        a->n_spare_blocks > 0 || a->n_external_tokens > 0)
+        return false;
+    const kv_quiet *quiet = &m->quiet[r->kv_row];
+    int32_t n_main = r->num_computed_tokens + a->n_new_tokens;
+    return n_main + a->n_lookahead_tokens <= quiet->max_need_tokens &&
+           PGD_MIN(n_main, r->n_tokens) < quiet->publish_at &&
+           r->num_computed_tokens - a->n_in_flight_tokens < quiet->skip_at;
 }
 
 /* Tail of every group's table from n_before[g] on. */
@@ -198,6 +235,11 @@ bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, c
                 a->n_new_tokens, a->n_external_tokens);
     PGD_ASSERTF(!(is_holder && a->hit != NULL), "request %llu holds blocks and brings a hit",
                 (unsigned long long)r->id);
+    if (is_quiet(m, r, a)) {
+        for (int32_t g = 0; new_blocks != NULL && g < c->n_groups; g++)
+            new_blocks->n_blocks[g] = 0;
+        return true;
+    }
     int32_t n_hit = a->hit != NULL ? a->hit->n_tokens : 0;
     int32_t n_computed =
         PGD_MIN(r->num_computed_tokens + n_hit + a->n_external_tokens, m->max_model_len);
@@ -208,8 +250,11 @@ bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, c
 
     if (a->must_fit_whole && !passes_gate(m, r, a, n_computed))
         return false;
-    if (is_holder)
-        kv_coordinator_remove_skipped(c, r->kv_row, PGD_MAX(n_computed - a->n_in_flight_tokens, 0));
+    if (is_holder) {
+        int32_t n_done = PGD_MAX(n_computed - a->n_in_flight_tokens, 0);
+        kv_coordinator_remove_skipped(c, r->kv_row, n_done);
+        bound_skips(m, r, n_done);
+    }
     int32_t n_needed = kv_coordinator_n_needed(c, r->kv_row, a->hit, &need);
     int64_t n_kept = (int64_t)a->n_spare_blocks + (a->is_load ? n_reserved(m, r) : 0);
     if (n_needed + n_kept > block_pool_n_free(m->pool) || (!is_holder && m->n_free_rows == 0)) {
@@ -221,6 +266,7 @@ bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, c
     if (!is_holder) {
         take_row(m, r);
         kv_coordinator_attach(c, r->kv_row, a->hit, n_computed);
+        bound_skips(m, r, n_computed);
     }
     int32_t n_before[PGD_MAX_KV_GROUPS];
     for (int32_t g = 0; g < c->n_groups; g++)
@@ -230,6 +276,7 @@ bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, c
     if (n_needed > 0)
         kv_coordinator_allocate(c, r->kv_row, &need);
     update_promise(m, r);
+    bound_growth(m, r);
     if (!a->is_load)
         kv_manager_publish(m, r, PGD_MIN(n_main, r->n_tokens));
     if (new_blocks != NULL)
@@ -246,7 +293,10 @@ void kv_manager_get_table(block_ids_msg *out, const kv_manager *m, const request
 
 void kv_manager_publish(kv_manager *m, const request *r, int32_t n_tokens)
 {
+    if (n_tokens < m->quiet[r->kv_row].publish_at)
+        return;
     kv_coordinator_publish(m->coordinator, r->kv_row, r->block_hashes, r->n_block_hashes, n_tokens);
+    bound_growth(m, r);
 }
 
 void kv_manager_free(kv_manager *m, request *r, int32_t n_valid_tokens)
