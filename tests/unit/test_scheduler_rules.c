@@ -4,11 +4,6 @@
 
 static fix f;
 
-static int32_t n_running(void)
-{
-    return f.s->n_running;
-}
-
 static void test_scheduler_rules_sc1_prompts_and_decodes_share_a_step(void **state)
 {
     (void)state;
@@ -124,25 +119,29 @@ static void test_scheduler_rules_sc4_preemption_keeps_tokens_and_counts(void **s
     fix_deinit(&f);
 }
 
-/* SC5: a step that had to preempt admits nobody, though there may be room now. */
+/* SC5: a step that had to preempt admits nobody, though there may be room now, even for one that
+ * comes before the victim. */
 static void test_scheduler_rules_sc5_no_admission_after_a_preemption(void **state)
 {
     (void)state;
     scheduler_opts opts = fix_opts();
     opts.n_blocks = 9;
     opts.enable_prefix_caching = false;
-    opts.max_num_seqs = 2;
+    opts.policy = SCHEDULER_PRIORITY;
     fix_init(&f, opts);
-    FIX_ADD(&f, .n_prompt = 64, .max_tokens = 10);
-    FIX_ADD(&f, .n_prompt = 64, .max_tokens = 10);
-    request *r2 = FIX_ADD(&f, .n_prompt = 5);
+    FIX_ADD(&f, .n_prompt = 64, .max_tokens = 10, .priority = 5, .arrival_us = 1);
+    FIX_ADD(&f, .n_prompt = 64, .max_tokens = 10, .priority = 5, .arrival_us = 2);
     fix_step(&f);
+    request *r2 = FIX_ADD(&f, .n_prompt = 5, .priority = 0);
     assert_true(fix_schedule(&f)); /* 1 gives its four blocks for one */
     assert_int_equal(f.out.n_preempted, 1);
     assert_int_equal(f.out.n_new, 0);
-    assert_int_equal(n_running(), 1);
+    assert_int_equal(f.s->n_running, 1);
     assert_int_equal(fix_n_free(&f), 3);
     assert_int_equal(r2->status, REQUEST_WAITING);
+    fix_answer_all(&f);
+    assert_true(fix_schedule(&f));
+    assert_int_equal(fix_scheduled(&f, 2), 5);
     fix_answer_all(&f);
     fix_deinit(&f);
 }
