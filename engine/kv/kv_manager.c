@@ -374,13 +374,28 @@ static int32_t count_references(kv_manager *m, const request *r, int32_t sign)
     return n_full;
 }
 
+static int64_t n_held(const kv_manager *m, const request *r)
+{
+    int64_t n = 0;
+    for (int32_t g = 0; g < m->coordinator->n_groups; g++)
+        n += m->coordinator->groups[g].rows[r->kv_row].n_blocks -
+             m->coordinator->groups[g].rows[r->kv_row].n_skipped;
+    return n;
+}
+
 bool kv_manager_would_fit(kv_manager *m, const request *r, const kv_hit *hit,
                           request *const *victims, int32_t n_victims, int32_t n_spare_blocks)
 {
+    kv_need need = need_of_all(m, r, hit->n_tokens);
     int64_t n_free = block_pool_n_free(m->pool) - m->n_promised;
+    int64_t n_most = n_free; /* if they shared no block with anybody */
+    for (int32_t i = 0; i < n_victims; i++)
+        n_most += n_held(m, victims[i]) + m->promised[victims[i]->kv_row];
+    int64_t n_least = kv_coordinator_n_at_most(m->coordinator, -1, hit, &need, NULL);
+    if (n_least + n_spare_blocks > n_most)
+        return false;
     for (int32_t i = 0; i < n_victims; i++)
         n_free += count_references(m, victims[i], 1) + m->promised[victims[i]->kv_row];
-    kv_need need = need_of_all(m, r, hit->n_tokens);
     int32_t n_needed = kv_coordinator_n_at_most(m->coordinator, -1, hit, &need, m->counts);
     for (int32_t i = 0; i < n_victims; i++)
         count_references(m, victims[i], -1);

@@ -83,7 +83,7 @@ int32_t kv_manager_n_blocks_for(const kv_manager *m, int32_t n_tokens, int32_t n
 /* Encoder tokens that a request can have at most; 0 without a group for them. */
 int32_t kv_manager_max_encoder_tokens(const kv_manager *m);
 /* Whether freeing these requests would let r, which has no row and this hit, be admitted. O(blocks
- * they hold). */
+ * they hold) when they hold enough, else O(n_victims). */
 bool kv_manager_would_fit(kv_manager *m, const request *r, const kv_hit *hit,
                           request *const *victims, int32_t n_victims, int32_t n_spare_blocks);
 int32_t kv_manager_n_promised(const kv_manager *m);

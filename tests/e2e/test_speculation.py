@@ -29,8 +29,8 @@ def test_output_is_the_same_with_drafts(daemons):
     want = answers(plain, 7)
     assert not any("spec_decode" in name for name in plain.metrics())
     plain.stop()
-    for k, accept in ((1, 50), (4, 80), (31, 97)):
-        daemon = daemons(*POOL, "--sim-draft-tokens", k, "--sim-draft-accept", accept)
+    for k, accept, *more in ((1, 50), (4, 80, "--no-scheduler-reserve-full-isl"), (31, 97, "--scheduling-policy", "priority")):
+        daemon = daemons(*POOL, "--sim-draft-tokens", k, "--sim-draft-accept", accept, *more)
         assert answers(daemon, 7) == want
         m = daemon.idle()
         assert m["vllm:num_preemptions_total"] > 0
