@@ -309,6 +309,16 @@ static const char hf_config[] =
     "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":32},\"rope_theta\":10000.0,"
     "\"tie_word_embeddings\":true,\"attention_bias\":false}";
 
+/* The members of models whose layers differ, in the newer spelling. */
+static const char hybrid_config[] =
+    "{\"architectures\":[\"Gemma3ForCausalLM\"],\"hidden_size\":8,\"num_hidden_layers\":2,"
+    "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"head_dim\":4,\"intermediate_size\":8,"
+    "\"vocab_size\":16,\"sliding_window\":24,\"query_pre_attn_scalar\":4,"
+    "\"attn_logit_softcapping\":null,\"final_logit_softcapping\":30.0,"
+    "\"layer_types\":[\"sliding_attention\",\"full_attention\"],\"rope_parameters\":{"
+    "\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":10000.0},"
+    "\"full_attention\":{\"rope_type\":\"linear\",\"factor\":8.0,\"rope_theta\":1000000.0}}}";
+
 static const char hf_generation[] =
     "{\"eos_token_id\":[2,4],\"temperature\":0.6,\"top_p\":0.9,\"top_k\":40,\"min_p\":0.1,"
     "\"repetition_penalty\":1.1}";
@@ -430,6 +440,16 @@ static void test_model_mutations_config_files(void **state)
     assert_true(t.n_refused > t.n_probes / 2);
 }
 
+static void test_model_mutations_hybrid_config(void **state)
+{
+    (void)state;
+    tally t = {0};
+    char name[] = "config.json";
+    write_hf_dir();
+    mutate_json(&t, hybrid_config, try_text_file, name);
+    assert_true(t.n_refused > t.n_probes / 2);
+}
+
 static void test_model_mutations_shard_index(void **state)
 {
     (void)state;
@@ -539,6 +559,12 @@ static void test_model_mutations_encoder_decoder(void **state)
     damage_tiny_directory("tests/data/models/bart-tiny", true);
 }
 
+static void test_model_mutations_tiny_hybrid(void **state)
+{
+    (void)state;
+    damage_tiny_directory("tests/data/models/gemma3-tiny", true);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -549,10 +575,12 @@ int main(void)
         cmocka_unit_test(test_model_mutations_safetensors_length),
         cmocka_unit_test(test_model_mutations_safetensors_truncated),
         cmocka_unit_test(test_model_mutations_config_files),
+        cmocka_unit_test(test_model_mutations_hybrid_config),
         cmocka_unit_test(test_model_mutations_shard_index),
         cmocka_unit_test(test_model_mutations_tiny_gguf),
         cmocka_unit_test(test_model_mutations_tiny_directory),
         cmocka_unit_test(test_model_mutations_encoder_decoder),
+        cmocka_unit_test(test_model_mutations_tiny_hybrid),
     };
     return cmocka_run_group_tests(tests, make_model_dir, remove_model_dir);
 }
