@@ -227,7 +227,7 @@ static void put_rope(FILE *out, const model_config *cfg)
     (void)fputc('\n', out);
 }
 
-/* "6 layers sliding window of 512, 2 full; scale 0.0625, soft cap 50" */
+/* "sliding window of 512 in 22 of 26 layers, full in 4 of 26 layers; scale 0.0625, soft cap 50" */
 static void put_attention(FILE *out, const model_config *cfg)
 {
     static const attention_kind kinds[] = {ATTENTION_SLIDING, ATTENTION_CHUNKED, ATTENTION_FULL};
@@ -239,18 +239,19 @@ static void put_attention(FILE *out, const model_config *cfg)
             n += cfg->layer_attention[i] == kinds[k];
         if (n == 0)
             continue;
-        (void)fprintf(out, "%s%" PRId32 " layers %s", comma, n, attention_kind_name(kinds[k]));
+        (void)fprintf(out, "%s%s", comma, attention_kind_name(kinds[k]));
         if (kinds[k] != ATTENTION_FULL)
             (void)fprintf(out, " of %" PRId32,
                           kinds[k] == ATTENTION_SLIDING ? cfg->sliding_window
                                                         : cfg->attention_chunk);
+        (void)fprintf(out, " in %" PRId32 " of %" PRId32 " layers", n, cfg->n_layers);
         comma = ", ";
     }
     (void)fprintf(out, "; scale %.6g", cfg->attn_scale);
     if (cfg->attn_soft_cap > 0)
         (void)fprintf(out, ", soft cap %g", (double)cfg->attn_soft_cap);
     if (cfg->temperature_floor > 0)
-        (void)fprintf(out, ", %g log of every %" PRId32 " tokens more in layers without rope",
+        (void)fprintf(out, ", temperature %g each %" PRId32 " tokens without rope",
                       cfg->temperature_scale, cfg->temperature_floor);
     (void)fputc('\n', out);
 }

@@ -58,6 +58,30 @@ static void test_inspect_runnable_models(void **state)
     free(text);
 }
 
+static void test_inspect_hybrid_models(void **state)
+{
+    (void)state;
+    static const char *const forms[] = {"tests/data/models/gemma2-tiny",
+                                        "tests/data/models/gemma2-tiny/gemma2-tiny.f32.gguf"};
+    char *text;
+    for (size_t i = 0; i < PGD_ARRAY_LEN(forms); i++) {
+        text = inspect(forms[i], INSPECT_RUNNABLE);
+        check_has(text,
+                  "attention       sliding window of 24 in 2 of 4 layers, full in 2 of 4 layers; "
+                  "scale 0.204124, soft cap 4\n");
+        check_has(text, "64, GELU gate; norms after attention and feed-forward too\n");
+        check_has(text,
+                  "512, scaled embedding, output tied to the embedding, logits' soft cap 8\n");
+        free(text);
+    }
+    text = inspect("tests/data/models/gemma3-tiny", INSPECT_RUNNABLE);
+    check_has(text, "sliding window of 24 in 6 of 7 layers");
+    check_has(
+        text,
+        "base 2000, 16 of 16 values of a head, linear scaling by 2; base 200 in sliding layers\n");
+    free(text);
+}
+
 static void test_inspect_foreign_architecture(void **state)
 {
     (void)state;
@@ -144,6 +168,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_inspect_runnable_models),
+        cmocka_unit_test(test_inspect_hybrid_models),
         cmocka_unit_test(test_inspect_foreign_architecture),
         cmocka_unit_test(test_inspect_damaged_file),
         cmocka_unit_test(test_inspect_lone_safetensors),
