@@ -235,9 +235,10 @@ pgd_err worker_link_send(worker_link *l, wire_type type, const wire_record *rec,
                           .max_model_len = MAX_LEN,
                           .vocab_size = VOCAB_SIZE,
                           .n_blocks = 1 << 20,
-                          .n_groups = 1,
-                          .block_sizes = {BLOCK_SIZE},
+                          .max_encoder_tokens =
+                              worker_life_get_facts(r.life)->kv.groups.max_encoder_tokens,
                           .max_logprobs = PGD_MAX_LOGPROBS};
+    const kv_layout *layout = &worker_life_get_facts(r.life)->kv.groups.layout;
     pgd_why why = {{0}};
     pgd_err err = r.send_err;
     r.send_err = PGD_OK;
@@ -245,11 +246,13 @@ pgd_err worker_link_send(worker_link *l, wire_type type, const wire_record *rec,
         return err;
     size_t n_bytes = wire_frame_bytes(rec, msg);
     void *data = malloc(n_bytes);
-    if (data == NULL || wire_limits_derive(&limits, &why) != PGD_OK)
+    if (data == NULL)
         abort();
+    kv_layout_fill_limits(&limits, layout);
     wire_encode(data, n_bytes, type, l->epoch, rec, msg);
     if (type == WIRE_STEP) {
         scheduler_output m;
+        PGD_ASSERTF(wire_limits_derive(&limits, &why) == PGD_OK, "%s", why.text);
         err = scheduler_output_decode(&m, &scratch, data, n_bytes, &limits, &why);
         PGD_ASSERTF(err == PGD_OK, "%s", why.text);
     } else if (type == WIRE_LOAD) {
@@ -264,7 +267,6 @@ pgd_err worker_link_send(worker_link *l, wire_type type, const wire_record *rec,
         PGD_ASSERT(attach_check(m.proof, &r.host.key, ATTACH_ENGINE, &r.terms, &why) == PGD_OK);
         l->is_attached = true;
     } else if (type == WIRE_KV_CONFIG) {
-        const kv_layout *layout = &worker_life_get_facts(r.life)->kv.groups.layout;
         kv_config_msg m;
         PGD_ASSERTF(control_decode_kv_config(&m, data, n_bytes, &why) == PGD_OK, "%s", why.text);
         PGD_ASSERT(memcmp(&m.layout, layout, sizeof(*layout)) == 0);
@@ -374,6 +376,9 @@ static pgd_err on_ready(void *arg, const worker_facts *facts, pgd_why *why)
     (void)arg;
     if (r.sched != NULL)
         return PGD_OK;
+    kv_group_spec groups[PGD_MAX_KV_GROUPS];
+    for (int32_t g = 0; g < facts->kv.groups.layout.n_groups; g++)
+        groups[g] = kv_groups_spec(&facts->kv.groups, g);
     scheduler_opts o = {.max_num_seqs = MAX_SEQS,
                         .max_num_batched_tokens = MAX_LEN,
                         .max_model_len = facts->max_model_len,
@@ -384,6 +389,7 @@ static pgd_err on_ready(void *arg, const worker_facts *facts, pgd_why *why)
                         .n_blocks = facts->kv.n_blocks,
                         .block_size = BLOCK_SIZE,
                         .n_groups = facts->kv.groups.layout.n_groups,
+                        .groups = groups,
                         .hash_seed = seed,
                         .on_token = on_token,
                         .on_finished = on_finished,

@@ -136,7 +136,19 @@ static void test_config_flags(void **state)
     assert_int_equal(cfg.kv_cache_memory, 1610612736);
     assert_int_equal(cfg.scheduling_policy, CONFIG_POLICY_PRIORITY);
     assert_string_equal(cfg.device, "sim");
+    /* Words for 0, of the option that has them. */
+    char *automatic[] = {(char *)"--max-model-len=77", (char *)"--max-model-len", (char *)"-1"};
+    assert_int_equal(load(&cfg, &why, 3, automatic), PGD_OK);
+    assert_int_equal(cfg.max_model_len, 0);
+    automatic[2] = (char *)"auto";
+    assert_int_equal(load(&cfg, &why, 3, automatic), PGD_OK);
+    assert_int_equal(cfg.max_model_len, 0);
+    assert_int_equal(load(&cfg, &why, 1, automatic), PGD_OK);
+    assert_int_equal(cfg.max_model_len, 77);
     static const char *const bad[] = {"--portt=1",
+                                      "--max-model-len=-2",
+                                      "--max-model-len=aut",
+                                      "--max-num-seqs=auto",
                                       "--port",
                                       "--port=",
                                       "--port=1x",

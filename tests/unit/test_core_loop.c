@@ -341,6 +341,7 @@ static void test_core_loop_survives_random_kills(void **state)
     rig *r = &rig_;
     rig_config(r);
     r->cfg.sim_step_us = 1000;
+    snprintf(r->cfg.sim_kv_layers, sizeof r->cfg.sim_kv_layers, "full,sliding:100");
     rig_start(r);
     for (int i = 0; i < 20; i++)
         submit(r, 1 + (int)rnd(r, 50), 100 + (int)rnd(r, 200));

@@ -125,12 +125,58 @@ static void test_core_sizes_kv(void **state)
     assert_int_equal(fit(80000), PGD_ENOMEM);
 }
 
+/* 8 layers with a window and 2 without: groups of two layers, so a block takes 4,000 bytes. A request
+ * holds a block per 16 tokens in one group, and ceil((63 + 2 * 32) / 16) + 1 = 9 at most in each of
+ * the four others. */
+static void test_core_sizes_kv_groups(void **state)
+{
+    (void)state;
+    start("cpu");
+    cfg_.max_num_batched_tokens = 32;
+    cfg_.max_num_seqs = 2;
+    init(&model_);
+    assert_int_equal(sizes_.max_unfinished_tokens, 64);
+    assert_int_equal(fit_layers(1ull << 40, 8), 2 * (512 + 4 * 9) + 1);
+    assert_int_equal(kv_.groups.layout.n_groups, 5);
+    assert_int_equal(kv_.max_len, 8192);
+    assert_true(kv_.n_full_length == 2.0);
+    cfg_.num_kv_blocks = 1 + 36 + 100;
+    assert_int_equal(fit_layers(1ull << 40, 8), 137);
+    assert_int_equal(sizes_.max_model_len, 1600); /* lowered */
+    assert_int_equal(kv_.max_len, 1600);
+    assert_true(kv_.n_full_length == 1.0);
+    cfg_.max_model_len = 5000; /* kept */
+    init(&model_);
+    assert_int_equal(fit_layers(1ull << 40, 8), 137);
+    assert_int_equal(sizes_.max_model_len, 5000);
+    assert_int_equal(kv_.max_len, 1600);
+    cfg_.num_kv_blocks = 5; /* not one block for each group */
+    assert_int_equal(fit_layers(1ull << 40, 8), PGD_ENOMEM);
+    cfg_.disable_hybrid_kv_cache_manager = true; /* one group; a block takes 20,000 bytes */
+    cfg_.num_kv_blocks = 0;
+    cfg_.max_model_len = 0;
+    cfg_.kv_cache_memory = 137 * 4000;
+    init(&model_);
+    assert_int_equal(fit_layers(1ull << 40, 8), 27);
+    assert_int_equal(kv_.groups.layout.n_groups, 1);
+    assert_int_equal(sizes_.max_model_len, 26 * 16);
+    start("cpu");
+    cfg_.max_num_batched_tokens = 100;
+    cfg_.long_prefill_token_threshold = 7;
+    init(&model_);
+    assert_int_equal(sizes_.max_unfinished_tokens, 14);
+    cfg_.max_model_len = 10;
+    init(&model_);
+    assert_int_equal(sizes_.max_unfinished_tokens, 10);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_core_sizes_defaults),
         cmocka_unit_test(test_core_sizes_refuses),
         cmocka_unit_test(test_core_sizes_kv),
+        cmocka_unit_test(test_core_sizes_kv_groups),
     };
     log_init("test", LOG_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -136,6 +136,10 @@ PGD_NORETURN static void run_fake(const char *url)
     }
     if (strcmp(f.script, "model is replaced") == 0)
         done.model_fingerprint[31] = (uint8_t)f.epoch;
+    if (strcmp(f.script, "a layer is replaced") == 0)
+        done.kv_layers[0].token_bytes += (int32_t)f.epoch;
+    if (strcmp(f.script, "windows without a size") == 0)
+        done.kv_layers[0].kind = ATTENTION_SLIDING;
     say(&f, WIRE_LOAD_DONE, &control_load_done_record, &done);
     (void)hear(&f); /* kv_config */
     say(&f, WIRE_KV_READY, &control_kv_ready_record, &ready);
@@ -332,10 +336,24 @@ static void test_worker_life_model_is_replaced(void **state)
 {
     (void)state;
     rig *r = &rig_;
-    rig_start(r, "model is replaced");
-    lose_one(r);
+    static const char *const scripts[] = {"model is replaced", "a layer is replaced"};
+    for (size_t i = 0; i < PGD_ARRAY_LEN(scripts); i++) {
+        rig_start(r, scripts[i]);
+        lose_one(r);
+        TURN_UNTIL(r, r->n_failed == 1);
+        expect_why(r, "the model changed while paged was running");
+        rig_stop(r);
+    }
+}
+
+/* Layers that contradict themselves. */
+static void test_worker_life_bad_layers(void **state)
+{
+    (void)state;
+    rig *r = &rig_;
+    rig_start(r, "windows without a size");
     TURN_UNTIL(r, r->n_failed == 1);
-    expect_why(r, "the model changed while paged was running");
+    expect_why(r, "got 0 with sliding window attention");
     rig_stop(r);
 }
 
@@ -436,6 +454,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_worker_life_no_challenge),
         cmocka_unit_test(test_worker_life_other_version),
         cmocka_unit_test(test_worker_life_model_is_replaced),
+        cmocka_unit_test(test_worker_life_bad_layers),
         cmocka_unit_test(test_worker_life_file_is_away),
         cmocka_unit_test(test_worker_life_mute_when_idle),
         cmocka_unit_test(test_worker_life_steps_in_a_row),
