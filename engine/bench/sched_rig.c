@@ -372,20 +372,22 @@ static pgd_err measure(sched_rig_run *run, sched_rig *g, int32_t n_running, int3
         PGD_TRY(step(&t, g));
     uint64_t n_allocations = mem_n_allocations();
     uint64_t n_tokens = g->n_tokens;
-    for (int32_t k = 0; k < n_steps; k += BLOCK) {
+    int32_t n_each = n_running >= BLOCK ? 1 : BLOCK; /* steps of a sample */
+    int32_t n_done = 0;
+    while (n_done < n_steps) {
         t = (sched_rig_step){0};
-        for (int i = 0; i < BLOCK; i++)
+        for (int32_t i = 0; i < n_each; i++)
             PGD_TRY(step(&t, g));
-        t.schedule_us /= BLOCK;
-        t.encode_us /= BLOCK;
-        t.decode_us /= BLOCK;
-        t.result_us /= BLOCK;
-        t.update_us /= BLOCK;
+        n_done += n_each;
+        t.schedule_us /= n_each;
+        t.encode_us /= n_each;
+        t.decode_us /= n_each;
+        t.result_us /= n_each;
+        t.update_us /= n_each;
         t.total_us = t.schedule_us + t.encode_us + t.decode_us + t.result_us + t.update_us;
         if (run->n_samples < run->max_samples)
             run->samples[run->n_samples++] = t;
     }
-    int32_t n_done = (int32_t)PGD_ROUND_UP(n_steps, BLOCK);
     run->allocations_per_step = (double)(mem_n_allocations() - n_allocations) / n_done;
     /* Each step gave each request its token: nothing was preempted, nobody ended early. */
     return g->n_tokens - n_tokens == (uint64_t)n_running * (uint64_t)n_done ? PGD_OK : PGD_EINVAL;

@@ -34,9 +34,9 @@ typedef struct sched_rig_step {
 } sched_rig_step;
 
 typedef struct sched_rig_run {
-    sched_rig_step
-        *samples; /* [max_samples], caller's; each the mean of SCHED_RIG_BLOCK_SIZE steps,
-                                so that every request fills one block in it */
+    /* [max_samples], caller's. Each is one step; with fewer requests than a block has tokens the
+     * mean of as many steps, so that every sample has its share of blocks that become full. */
+    sched_rig_step *samples;
     int32_t max_samples;
     int32_t n_samples;
     double allocations_per_step; /* of all heap functions of common/mem, all six parts */

@@ -1,5 +1,6 @@
-/* Records in one array, the free queue beside it, and a chained hash table whose links are block
- * ids inside the records.
+/* Records in one array, one to a line of the cache: with the links of the free queue and those of a
+ * chained hash table inside. What is far apart in memory is asked for before it is needed: the blocks
+ * that will be taken next with their places in the table, and the blocks of a prefix.
  *
  * Invariant: every block but the null block is in the free queue exactly when its reference count
  * is 0; a block is in the chain of its key exactly when group_id >= 0. Every copy of a hash is its
@@ -13,7 +14,9 @@
 #include "common/mem.h"
 #include "engine/kv/block_queue.h"
 
+/* One line of the cache: whoever finds, takes or frees a block waits for memory once. */
 typedef struct block_record {
+    _Alignas(64) block_queue_link link;
     block_hash hash;
     int32_t group_id; /* -1 = no hash */
     int32_t n_refs;
@@ -21,12 +24,19 @@ typedef struct block_record {
     block_id chain_next; /* -1 = last */
 } block_record;
 
+static_assert(sizeof(block_record) == 64, "one line of the cache");
+
+/* How many blocks ahead of its work a loop asks for their memory. */
+#define PREFETCH 8
+
 struct block_pool {
-    block_record *blocks; /* [n_blocks] */
+    block_record *blocks; /* [n_blocks + 1], the last one is the queue's */
+    size_t blocks_bytes;
     int32_t n_blocks;
     bool enable_caching;
     block_queue free_queue;
     block_id *buckets; /* [n_buckets], first block of the chain or -1 */
+    size_t buckets_bytes;
     uint64_t bucket_mask;
     int32_t n_published;
     int32_t n_free_cached;
@@ -42,14 +52,17 @@ pgd_err block_pool_create(block_pool **out, int32_t n_blocks, bool enable_cachin
         return PGD_ENOMEM;
     p->n_blocks = n_blocks;
     p->enable_caching = enable_caching;
-    pgd_err err = block_queue_init(&p->free_queue, n_blocks);
     size_t n_buckets = 1;
     while (enable_caching && n_buckets < 2 * (size_t)n_blocks)
         n_buckets *= 2;
     p->bucket_mask = n_buckets - 1;
-    p->blocks = mem_calloc((size_t)n_blocks, sizeof *p->blocks);
-    p->buckets = mem_calloc(n_buckets, sizeof *p->buckets);
-    if (err != PGD_OK || p->blocks == NULL || p->buckets == NULL) {
+    p->blocks_bytes = ((size_t)n_blocks + 1) * sizeof *p->blocks;
+    p->buckets_bytes = n_buckets * sizeof *p->buckets;
+    p->blocks = mem_alloc_aligned(p->blocks_bytes, _Alignof(block_record));
+    p->buckets = mem_alloc_aligned(p->buckets_bytes, 64);
+    if (p->blocks == NULL || p->buckets == NULL ||
+        block_queue_init(&p->free_queue, &p->blocks[0].link, sizeof *p->blocks, n_blocks) !=
+            PGD_OK) {
         block_pool_destroy(p);
         return PGD_ENOMEM;
     }
@@ -70,9 +83,8 @@ void block_pool_destroy(block_pool *p)
 {
     if (p == NULL)
         return;
-    block_queue_deinit(&p->free_queue);
-    mem_free(p->blocks);
-    mem_free(p->buckets);
+    mem_free_aligned(p->blocks, p->blocks_bytes);
+    mem_free_aligned(p->buckets, p->buckets_bytes);
     mem_free(p);
 }
 
@@ -111,11 +123,22 @@ static void unlink_hash(block_pool *p, block_id id)
         p->n_free_cached--;
 }
 
+/* After a block was taken: see block_queue_look_ahead. */
+static void look_ahead(block_pool *p)
+{
+    block_id id = block_queue_look_ahead(&p->free_queue);
+    if (id >= 0 && p->blocks[id].group_id >= 0)
+        PGD_PREFETCH(&p->buckets[bucket_of(p, &p->blocks[id].hash, p->blocks[id].group_id)]);
+}
+
 bool block_pool_get_new(block_id *out, block_pool *p, int32_t n_blocks)
 {
-    if (!block_queue_pop_n(out, &p->free_queue, n_blocks))
+    PGD_ASSERTF(n_blocks >= 0, "expected a count >= 0, got %d", n_blocks);
+    if (n_blocks > p->free_queue.n_blocks)
         return false;
     for (int32_t i = 0; i < n_blocks; i++) {
+        out[i] = block_queue_pop(&p->free_queue);
+        look_ahead(p);
         block_record *b = &p->blocks[out[i]];
         PGD_ASSERTF(b->n_refs == 0, "free block %d has %d references", out[i], b->n_refs);
         if (b->group_id >= 0)
@@ -125,9 +148,25 @@ bool block_pool_get_new(block_id *out, block_pool *p, int32_t n_blocks)
     return true;
 }
 
+/* Blocks that loops over ids will touch after the i-th: themselves, then what stands beside them in
+ * the free queue. */
+static void prefetch_neighbours(const block_pool *p, const block_id *ids, int32_t i, int32_t n_ids)
+{
+    if (i + 2 * PREFETCH < n_ids)
+        PGD_PREFETCH(record_of(p, ids[i + 2 * PREFETCH]));
+    if (i + PREFETCH < n_ids) {
+        const block_record *b = record_of(p, ids[i + PREFETCH]);
+        if (b->link.next >= 0) {
+            PGD_PREFETCH(&p->blocks[b->link.prev]);
+            PGD_PREFETCH(&p->blocks[b->link.next]);
+        }
+    }
+}
+
 void block_pool_touch(block_pool *p, const block_id *ids, int32_t n_ids)
 {
     for (int32_t i = 0; i < n_ids; i++) {
+        prefetch_neighbours(p, ids, i, n_ids);
         if (ids[i] == BLOCK_POOL_NULL)
             continue;
         block_record *b = record_of(p, ids[i]);
@@ -144,6 +183,8 @@ void block_pool_free(block_pool *p, const block_id *ids, int32_t n_ids)
 {
     block_id last_front = -1;
     for (int32_t i = 0; i < n_ids; i++) {
+        if (i + PREFETCH < n_ids)
+            PGD_PREFETCH(record_of(p, ids[i + PREFETCH]));
         if (ids[i] == BLOCK_POOL_NULL)
             continue;
         block_record *b = record_of(p, ids[i]);
@@ -198,6 +239,23 @@ block_id block_pool_lookup(const block_pool *p, const block_hash *hash, int32_t 
     while (id >= 0 && !has_key(&p->blocks[id], hash, group_id))
         id = p->blocks[id].chain_next;
     return id;
+}
+
+void block_pool_prefetch(const block_pool *p, block_id id)
+{
+    PGD_PREFETCH(record_of(p, id));
+}
+
+void block_pool_prefetch_key(const block_pool *p, const block_hash *hash, int32_t group_id)
+{
+    PGD_PREFETCH(&p->buckets[bucket_of(p, hash, group_id)]);
+}
+
+void block_pool_prefetch_found(const block_pool *p, const block_hash *hash, int32_t group_id)
+{
+    block_id id = p->buckets[bucket_of(p, hash, group_id)];
+    if (id >= 0)
+        PGD_PREFETCH(&p->blocks[id]);
 }
 
 bool block_pool_lookup_groups(block_id *out, const block_pool *p, const block_hash *hash,

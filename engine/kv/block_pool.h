@@ -41,6 +41,11 @@ void block_pool_publish(block_pool *p, block_id id, const block_hash *hash, int3
 void block_pool_unpublish(block_pool *p, const block_id *ids, int32_t n_ids);
 /* The newest block with that content; -1 when there is none. */
 block_id block_pool_lookup(const block_pool *p, const block_hash *hash, int32_t group_id);
+/* Hints for what comes soon: the block's record; the place of a key, and, once that has arrived, the
+ * block that stands there. */
+void block_pool_prefetch(const block_pool *p, block_id id);
+void block_pool_prefetch_key(const block_pool *p, const block_hash *hash, int32_t group_id);
+void block_pool_prefetch_found(const block_pool *p, const block_hash *hash, int32_t group_id);
 /* One block per group: false (out undefined) unless every group has the content. out: [n_groups] */
 bool block_pool_lookup_groups(block_id *out, const block_pool *p, const block_hash *hash,
                               const int32_t *group_ids, int32_t n_groups);

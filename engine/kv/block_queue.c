@@ -3,30 +3,27 @@
  * is a bug that asserts at once instead of bending the ring. */
 #include "engine/kv/block_queue.h"
 
-#include "common/mem.h"
+/* How far block_queue_look_ahead keeps ahead of the front, and hops per call to get there. */
+#define AHEAD    8
+#define MAX_HOPS 2
 
-pgd_err block_queue_init(block_queue *q, int32_t max_blocks)
+static block_queue_link *link_of(const block_queue *q, int32_t id)
 {
-    q->links = NULL;
-    q->max_blocks = 0;
-    q->n_blocks = 0;
-    if (max_blocks < 1 || max_blocks == INT32_MAX)
-        return PGD_EINVAL;
-    q->links = mem_calloc((size_t)max_blocks + 1, sizeof *q->links);
-    if (q->links == NULL)
-        return PGD_ENOMEM;
-    q->max_blocks = max_blocks;
-    for (int32_t i = 0; i < max_blocks; i++)
-        q->links[i] = (block_queue_link){-1, -1};
-    q->links[max_blocks] = (block_queue_link){max_blocks, max_blocks};
-    return PGD_OK;
+    return (block_queue_link *)(void *)(q->links + (size_t)id * q->stride);
 }
 
-void block_queue_deinit(block_queue *q)
+pgd_err block_queue_init(block_queue *q, void *links, size_t stride, int32_t max_blocks)
 {
-    mem_free(q->links);
-    q->links = NULL;
-    q->n_blocks = 0;
+    *q = (block_queue){.links = links, .stride = stride};
+    if (links == NULL || stride < sizeof(block_queue_link) || max_blocks < 1 ||
+        max_blocks == INT32_MAX)
+        return PGD_EINVAL;
+    q->max_blocks = max_blocks;
+    q->ahead = max_blocks;
+    for (int32_t i = 0; i < max_blocks; i++)
+        *link_of(q, i) = (block_queue_link){-1, -1};
+    *link_of(q, max_blocks) = (block_queue_link){max_blocks, max_blocks};
+    return PGD_OK;
 }
 
 static void check_id(const block_queue *q, block_id id)
@@ -37,37 +34,55 @@ static void check_id(const block_queue *q, block_id id)
 bool block_queue_contains(const block_queue *q, block_id id)
 {
     check_id(q, id);
-    return q->links[id].next >= 0;
+    return link_of(q, id)->next >= 0;
 }
 
 block_id block_queue_next(const block_queue *q, block_id id)
 {
-    int32_t next = q->links[id < 0 ? q->max_blocks : id].next;
+    int32_t next = link_of(q, id < 0 ? q->max_blocks : id)->next;
     return next == q->max_blocks ? -1 : next;
 }
 
 void block_queue_insert(block_queue *q, block_id id, block_id after)
 {
     check_id(q, id);
-    PGD_ASSERTF(q->links[id].next < 0, "block %d is already in the free queue", id);
+    PGD_ASSERTF(link_of(q, id)->next < 0, "block %d is already in the free queue", id);
     int32_t prev = after < 0 ? q->max_blocks : after;
-    int32_t next = q->links[prev].next;
+    int32_t next = link_of(q, prev)->next;
     PGD_ASSERTF(next >= 0, "block %d is not in the free queue", after);
-    q->links[id] = (block_queue_link){prev, next};
-    q->links[prev].next = id;
-    q->links[next].prev = id;
+    *link_of(q, id) = (block_queue_link){prev, next};
+    link_of(q, prev)->next = id;
+    link_of(q, next)->prev = id;
     q->n_blocks++;
 }
 
 void block_queue_remove(block_queue *q, block_id id)
 {
     check_id(q, id);
-    block_queue_link *link = &q->links[id];
+    block_queue_link *link = link_of(q, id);
     PGD_ASSERTF(link->next >= 0, "block %d is not in the free queue", id);
-    q->links[link->prev].next = link->next;
-    q->links[link->next].prev = link->prev;
+    if (id == q->ahead)
+        q->ahead = link->next;
+    link_of(q, link->prev)->next = link->next;
+    link_of(q, link->next)->prev = link->prev;
     *link = (block_queue_link){-1, -1};
     q->n_blocks--;
+}
+
+block_id block_queue_look_ahead(block_queue *q)
+{
+    block_id passed = -1;
+    q->n_ahead = PGD_MAX(q->n_ahead - 1, 0); /* the pop */
+    for (int i = 0; i < MAX_HOPS && q->n_ahead < AHEAD; i++) {
+        if (q->ahead == q->max_blocks)
+            q->n_ahead = 0;
+        else
+            passed = q->ahead;
+        q->ahead = link_of(q, q->ahead)->next; /* of the sentinel: the front */
+        q->n_ahead++;
+        PGD_PREFETCH(link_of(q, q->ahead));
+    }
+    return passed;
 }
 
 block_id block_queue_pop(block_queue *q)
@@ -90,7 +105,7 @@ bool block_queue_pop_n(block_id *out, block_queue *q, int32_t n_blocks)
 
 void block_queue_append(block_queue *q, block_id id)
 {
-    block_queue_insert(q, id, q->n_blocks == 0 ? -1 : q->links[q->max_blocks].prev);
+    block_queue_insert(q, id, q->n_blocks == 0 ? -1 : link_of(q, q->max_blocks)->prev);
 }
 
 void block_queue_append_n(block_queue *q, const block_id *ids, int32_t n_ids)

@@ -1,8 +1,9 @@
 /* Free queue of block ids: a doubly linked list over an array of links, every operation O(1) per
  * block.
  *
- * Order is eviction order, front first. The links live in one array indexed by block id, so that a
- * block in the middle is unlinked without a search and nothing is allocated after init.
+ * Order is eviction order, front first. The links live in the records of the blocks, so that a block
+ * in the middle is unlinked without a search, and who takes a block has its record at hand.
+ * Owns:    nothing
  * Limits:  ids 0 .. max_blocks-1; an id is in the queue at most once
  * Thread:  one at a time
  * Source:  rule BP2 of the engine-core reference
@@ -18,14 +19,18 @@ typedef struct block_queue_link {
 } block_queue_link;
 
 typedef struct block_queue {
-    block_queue_link *links; /* [max_blocks + 1]; the last one is the sentinel */
+    char *links; /* max_blocks + 1 of them; the last one is the sentinel */
+    size_t stride;
     int32_t max_blocks;
     int32_t n_blocks; /* in the queue */
+    int32_t ahead;    /* see block_queue_look_ahead; the sentinel: anew from the front */
+    int32_t n_ahead;  /* of the front, about */
 } block_queue;
 
-/* Empty. max_blocks >= 1. Errors: PGD_EINVAL, PGD_ENOMEM */
-PGD_MUST_USE pgd_err block_queue_init(block_queue *q, int32_t max_blocks);
-void block_queue_deinit(block_queue *q);
+/* Empty. max_blocks >= 1. links: room for max_blocks + 1 of them, stride bytes apart, inside of
+ * records of the caller; kept. Errors: PGD_EINVAL */
+PGD_MUST_USE pgd_err block_queue_init(block_queue *q, void *links, size_t stride,
+                                      int32_t max_blocks);
 
 /* Takes the front; -1 when empty. */
 block_id block_queue_pop(block_queue *q);
@@ -39,6 +44,9 @@ void block_queue_prepend_n(block_queue *q, const block_id *ids, int32_t n_ids);
 void block_queue_insert(block_queue *q, block_id id, block_id after);
 void block_queue_remove(block_queue *q, block_id id);
 bool block_queue_contains(const block_queue *q, block_id id);
+/* Asks for the memory of a block that will be taken some time after the front; call it after each
+ * pop. Returns a block that was asked for earlier, so that reading it does not wait; -1 = none. */
+block_id block_queue_look_ahead(block_queue *q);
 /* The block behind id, -1 at the end; id = -1 gives the front. */
 block_id block_queue_next(const block_queue *q, block_id id);
 

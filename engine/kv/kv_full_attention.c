@@ -7,8 +7,10 @@ static int32_t lookup(block_id *const *blocks, const kv_lookup *q)
 {
     int32_t n_wanted = q->max_blocks + q->n_drop;
     int32_t n_found = 0;
-    while (n_found < n_wanted && kv_group_ops_find(blocks, q, n_found))
+    while (n_found < n_wanted && kv_group_ops_find(blocks, q, n_found)) {
+        kv_group_ops_prefetch(q, n_found);
         n_found++;
+    }
     return kv_group_ops_align(q, n_found - q->n_drop);
 }
 

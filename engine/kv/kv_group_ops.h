@@ -68,6 +68,8 @@ KV_GROUP_OPS_TABLE(KV_GROUP_OPS_DECLARE)
 /* Static storage; NULL for a kind that is not in the table. */
 const kv_group_ops *kv_group_ops_of(attention_kind kind);
 
+/* For a search that goes left to right and is at idx: asks for the memory of what comes next. */
+void kv_group_ops_prefetch(const kv_lookup *q, int32_t idx);
 /* Whether block idx is cached in every group of the search; then its copies are blocks[j][idx]. */
 bool kv_group_ops_find(block_id *const *blocks, const kv_lookup *q, int32_t idx);
 /* Makes entries [0, n_blocks) the null block in every group of the search. */

@@ -29,7 +29,8 @@ static void test_block_queue_h8_primitives(void **state)
 {
     (void)state;
     block_queue q;
-    assert_int_equal(block_queue_init(&q, 6), PGD_OK);
+    block_queue_link links[7];
+    assert_int_equal(block_queue_init(&q, links, sizeof links[0], 6), PGD_OK);
     block_queue_append_n(&q, (const block_id[]){0, 1, 2, 3, 4}, 5);
     assert_int_equal(block_queue_pop(&q), 0);
     block_queue_remove(&q, 2);
@@ -49,28 +50,28 @@ static void test_block_queue_h8_primitives(void **state)
     EXPECT_QUEUE(&q, 0, 4, 5);
     block_queue_append_n(&q, (const block_id[]){1, 2, 3}, 3);
     EXPECT_QUEUE(&q, 0, 4, 5, 1, 2, 3);
-    block_queue_deinit(&q);
 }
 
 static void test_block_queue_h8_prepend_n(void **state)
 {
     (void)state;
     block_queue q;
-    assert_int_equal(block_queue_init(&q, 6), PGD_OK);
+    block_queue_link links[7];
+    assert_int_equal(block_queue_init(&q, links, sizeof links[0], 6), PGD_OK);
     block_queue_append(&q, 0);
     block_queue_prepend_n(&q, (const block_id[]){4, 5}, 2);
     EXPECT_QUEUE(&q, 4, 5, 0);
     block_queue_prepend_n(&q, (const block_id[]){1, 2}, 2);
     EXPECT_QUEUE(&q, 1, 2, 4, 5, 0);
-    block_queue_deinit(&q);
 }
 
 static void test_block_queue_h8_pop_n(void **state)
 {
     (void)state;
     block_queue q;
+    block_queue_link links[7];
     block_id out[6] = {-7, -7, -7, -7, -7, -7};
-    assert_int_equal(block_queue_init(&q, 6), PGD_OK);
+    assert_int_equal(block_queue_init(&q, links, sizeof links[0], 6), PGD_OK);
     block_queue_append_n(&q, (const block_id[]){1, 3, 5, 4, 0, 2}, 6);
     assert_true(block_queue_pop_n(out, &q, 0));
     assert_int_equal(out[0], -7);
@@ -84,11 +85,10 @@ static void test_block_queue_h8_pop_n(void **state)
     assert_memory_equal(out, ((block_id[]){4, 0, 2}), 3 * sizeof *out);
     for (block_id id = 0; id < 6; id++) {
         assert_false(block_queue_contains(&q, id));
-        assert_int_equal(q.links[id].prev, -1);
-        assert_int_equal(q.links[id].next, -1);
+        assert_int_equal(links[id].prev, -1);
+        assert_int_equal(links[id].next, -1);
     }
-    block_queue_deinit(&q);
-    assert_int_equal(block_queue_init(&q, 0), PGD_EINVAL);
+    assert_int_equal(block_queue_init(&q, links, sizeof links[0], 0), PGD_EINVAL);
 }
 
 static block_hash key_of(char c)
