@@ -22,7 +22,8 @@
 typedef enum kv_match_kind {
     KV_MATCH_NONE,
     KV_MATCH_HIT,
-    KV_MATCH_ASK_AGAIN /* not to be scheduled now; asked again in the next step */
+    KV_MATCH_ASK_AGAIN /* not to be scheduled now; asked again with the next step, which somebody has
+                          to ask for when nothing else is under way */
 } kv_match_kind;
 
 typedef struct kv_match {

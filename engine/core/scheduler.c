@@ -366,13 +366,29 @@ static void check_request(const scheduler *s, const request *r)
                 r->n_tokens, r->entry_idx);
 }
 
+static void check_held(const scheduler *s, int32_t n_loading)
+{
+    int32_t n_held = 0;
+    for (const list_node *n = s->held.next; n != &s->held; n = n->next, n_held++) {
+        const request *r = LIST_ENTRY(n, request, queue_node);
+        PGD_ASSERTF(request_is_finished(r) && r->is_held && r->kv_row >= 0,
+                    "request %llu is held: status %d, row %d", (unsigned long long)r->id, r->status,
+                    r->kv_row);
+    }
+    PGD_ASSERTF(n_loading <= s->n_loading && s->n_loading <= n_loading + n_held,
+                "%d loads in flight, %d requests wait for one, %d are held", s->n_loading,
+                n_loading, n_held);
+}
+
 void scheduler_check(const scheduler *s)
 {
     int32_t n_waiting = 0;
+    int32_t n_loading = 0;
     for (request *r = NULL; (r = request_queue_next(s->waiting, r)) != NULL; n_waiting++) {
         check_request(s, r);
         PGD_ASSERTF(r->status != REQUEST_RUNNING && r->running_idx < 0,
                     "request %llu runs and waits", (unsigned long long)r->id);
+        n_loading += r->status == REQUEST_WAITING_FOR_REMOTE_KVS;
     }
     for (int32_t i = 0; i < s->n_running; i++) {
         const request *r = s->running[i];
@@ -381,6 +397,7 @@ void scheduler_check(const scheduler *s)
                     "request %llu at %d of running: status %d, index %d, row %d",
                     (unsigned long long)r->id, i, r->status, r->running_idx, r->kv_row);
     }
+    check_held(s, n_loading);
     PGD_ASSERTF((size_t)n_waiting + (size_t)s->n_running == hash_map_n_entries(s->requests) &&
                     n_waiting == request_queue_n_requests(s->waiting) &&
                     s->n_running <= s->opts.max_num_seqs && list_is_empty(&s->set_aside),

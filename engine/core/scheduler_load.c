@@ -72,6 +72,8 @@ static void let_go(scheduler *s, request *r)
 static void finish_load(scheduler *s, request *r, int32_t n_valid_tokens)
 {
     int32_t n_wanted = r->num_computed_tokens + r->n_external_tokens;
+    PGD_ASSERTF(s->n_loading > 0, "request %llu with status %d is not being loaded",
+                (unsigned long long)r->id, r->status);
     s->n_loading--;
     if (r->is_held) {
         let_go(s, r);

@@ -90,8 +90,9 @@ static void samples_finished(page *p)
 static void samples_waiting(page *p)
 {
     bool has_worker = p->s->core.state == CORE_READY || p->s->core.state == CORE_DRAINING;
-    sample(p, "reason", "capacity", has_worker ? p->s->n_waiting : 0);
-    sample(p, "reason", "deferred", has_worker ? 0 : p->s->n_waiting);
+    double n_deferred = has_worker ? p->s->core.scheduler.n_loading : p->s->n_waiting;
+    sample(p, "reason", "capacity", p->s->n_waiting - n_deferred);
+    sample(p, "reason", "deferred", n_deferred);
 }
 
 static void samples_source(page *p)
@@ -230,7 +231,8 @@ static const family families[] = {
      "Requests in the batch."},
     {"num_requests_waiting", GAUGE, OWN(n_waiting), BOTH, "Requests that wait to be scheduled."},
     {"num_requests_waiting_by_reason", GAUGE, EACH(samples_waiting), PAGED,
-     "Waiting requests: for a place in the batch or in the cache, or until a worker is ready."},
+     "Waiting requests: for a place in the batch or in the cache, or until a worker is ready or "
+     "their keys and values are loaded."},
     {"request_success_total", COUNTER, EACH(samples_finished), BOTH,
      "Finished requests by reason; a stop string counts as stop."},
     {"admission_rejections_total", COUNTER, OWN(n_rejections), PAGED,

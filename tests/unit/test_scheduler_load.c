@@ -9,6 +9,7 @@
 typedef struct script {
     kv_match match; /* of tokens from 0 on: local ones are taken off */
     bool is_read_at_end;
+    bool is_loading;
     int n_asked;
     int n_allocated;
     int n_finished;
@@ -47,6 +48,7 @@ static void on_allocated(void *arg, request *r, const block_ids_msg *table, int3
     q->n_local = n_local_tokens;
     q->n_external = n_external_tokens;
     q->n_table_blocks = table->n_blocks[0];
+    q->is_loading = n_external_tokens > 0 && q->match.is_async;
     if (n_external_tokens > 0)
         transfers[n_transfers++] =
             (kv_transfer_msg){.job_id = r->id, .kind = KV_TRANSFER_LOAD, .n_blocks = 0};
@@ -93,6 +95,8 @@ static void on_reset(void *arg)
     n_resets++;
     n_events = 0;
     n_transfers = 0;
+    for (int i = 0; i < FIX_MAX_REQS; i++)
+        scripts[i].is_loading = false;
 }
 
 static const kv_connector connector = {.arg = scripts,
@@ -122,6 +126,7 @@ static void push_event(kv_event_kind kind, uint64_t id, int32_t n_valid_tokens)
 {
     assert_true(n_events < MAX_EVENTS);
     events[n_events++] = (kv_event){kind, scripts[id].r, n_valid_tokens};
+    scripts[id].is_loading = false;
 }
 
 static int32_t n_published(void)
@@ -578,8 +583,7 @@ static void run_random(void)
                 is_told = is_told || events[i].r == r;
             if (is_told)
                 continue;
-            if (q->n_external > 0 && (r->status == REQUEST_WAITING_FOR_REMOTE_KVS ||
-                                      (r->is_held && q->match.is_async && r->epoch == 0))) {
+            if (q->is_loading) {
                 int32_t n_lost = rnd(2) * rnd(q->n_external / 16 + 1) * 16;
                 push_event(KV_EVENT_LOADED, id, q->n_local + q->n_external - n_lost);
             } else if (r->is_held) {
