@@ -4,7 +4,7 @@
  *   request finished meanwhile       dropped
  *   epoch older than the request's   dropped: it was admitted again and recomputes those tokens
  *   same epoch, RUNNING              appended, counters settled
- *   same epoch, PREEMPTED            appended; there are no counters to settle
+ *   same epoch, PREEMPTED or loading appended; there are no counters to settle
  *
  * The whole result is checked before anything changes, so that a faulty worker cannot leave half a
  * step behind. */
@@ -225,9 +225,9 @@ static void apply_entry(scheduler *s, const step_entry *e, const step_result *re
     if (e->epoch != r->epoch)
         return;
     bool is_running = r->status == REQUEST_RUNNING;
-    PGD_ASSERTF(is_running || r->status == REQUEST_PREEMPTED,
-                "request %llu has status %d and a step of its epoch", (unsigned long long)r->id,
-                r->status);
+    PGD_ASSERTF(
+        is_running || r->status == REQUEST_PREEMPTED || r->status == REQUEST_WAITING_FOR_REMOTE_KVS,
+        "request %llu has status %d and a step of its epoch", (unsigned long long)r->id, r->status);
     if (is_running)
         r->n_in_flight_tokens -= e->n_tokens;
     if (prompt != NULL)

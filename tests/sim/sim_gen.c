@@ -156,6 +156,7 @@ static void draw_config(sim_config *c, int32_t config_idx)
     c->num_lookahead_tokens = f.has_drafts && chance(30) ? rnd(4) : 0;
     c->watermark_percent = chance(20) ? 10 : 0;
     c->check_every = 1;
+    c->has_tier = f.model != MODEL_CROSS && chance(30);
     c->enable_chunked_prefill = 1;
     draw_pool(c);
     c->enable_chunked_prefill = chance(80);
@@ -175,6 +176,13 @@ static void draw_request(sim_request *q, const sim_config *c, int32_t id)
     q->skip_lookup = chance(5);
     q->n_encoder = sim_max_encoder(c) > 0 && chance(90) ? 1 + rnd(sim_max_encoder(c)) : 0;
     q->n_encoder += chance(1) ? SIM_MAX_ENCODER - q->n_encoder : 0;
+    if (c->has_tier && chance(60)) {
+        q->n_external = 1 + rnd(q->n_prompt + 4);
+        q->n_asks = chance(30) ? rnd(4) : 0;
+        q->load_delay = chance(80) ? 1 + rnd(6) : 0;
+        q->n_loaded = chance(20) ? 1 + rnd(q->n_external) : 0;
+    }
+    q->store_delay = c->has_tier && chance(40) ? 1 + rnd(6) : 0;
     q->n_scores = chance(20) ? 1 + rnd(SIM_MAX_SCORES) : 0;
 }
 

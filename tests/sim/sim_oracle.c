@@ -9,7 +9,7 @@ static bool is_cached_kind(const sim_group *group)
     return group->kind != ATTENTION_CROSS;
 }
 
-static int32_t common_multiple(const sim_config *c)
+int32_t sim_oracle_alignment(const sim_config *c)
 {
     int32_t lcm = c->block_size;
     for (int32_t g = 0; g < c->n_groups; g++) {
@@ -64,7 +64,7 @@ void sim_oracle_check_lookup(sim_state *s)
     const request *r = request_queue_peek(s->sched->waiting);
     if (r == NULL || r->kv_row >= 0)
         return;
-    int32_t step = common_multiple(s->config);
+    int32_t step = sim_oracle_alignment(s->config);
     int32_t n = (r->n_tokens - 1) / step * step;
     bool is_on = s->config->enable_prefix_caching && !r->skip_prefix_lookup;
     while (n > 0 && (!is_on || !is_hit(s, r, n)))
@@ -226,11 +226,14 @@ void sim_oracle_check_order(const sim_state *s, const sim_snapshot *before,
     }
     for (int32_t i = 0; i < before->n_waiting && out->n_new > 0 && !has_only; i++) {
         uint64_t id = before->waiting[i];
-        if (is_admitted(out, id))
+        /* Those that the tier deals with go back to the head of the queue when it is done. */
+        if (is_admitted(out, id) || s->lives[id].request->n_external > 0)
             continue;
         for (int32_t k = 0; k < out->n_new; k++) {
             uint64_t new_id = out->new_requests[k].request_id;
-            SIM_CHECK(s, !is_ahead(s, &s->lives[id], &s->lives[new_id]),
+            SIM_CHECK(s,
+                      s->lives[new_id].request->n_external > 0 ||
+                          !is_ahead(s, &s->lives[id], &s->lives[new_id]),
                       "request %d was admitted, request %d waits ahead of it", (int)new_id,
                       (int)id);
         }
@@ -270,12 +273,14 @@ void sim_oracle_check_head(const sim_state *s, const scheduler_output *out)
     const request *r = request_queue_peek(s->sched->waiting);
     int32_t n_free =
         block_pool_n_free(kv_manager_get_pool(s->sched->kv)) - kv_manager_n_promised(s->sched->kv);
-    /* Where windows give blocks back, what a request takes in all is an estimate. */
-    SIM_CHECK(s, out->n_new == 0 || n_free >= 0 || has_windows(s->config),
+    /* Where windows give blocks back, or slots are kept beyond the tokens, what a request takes in all
+     * is an estimate. */
+    bool is_exact = !has_windows(s->config) && s->config->num_lookahead_tokens == 0;
+    SIM_CHECK(s, out->n_new == 0 || n_free >= 0 || !is_exact,
               "after an admission %d free blocks are missing for those admitted before", -n_free);
     int32_t n_left = s->config->max_num_batched_tokens - out->total_scheduled_tokens;
-    if (r == NULL || r->kv_row >= 0 || out->n_preempted > 0 || n_left == 0 ||
-        s->sched->n_running == s->config->max_num_seqs)
+    if (r == NULL || r->kv_row >= 0 || s->config->has_tier != 0 || out->n_preempted > 0 ||
+        n_left == 0 || s->sched->n_running == s->config->max_num_seqs)
         return;
     const kv_hit *hit = kv_manager_lookup(s->sched->kv, r);
     if (s->config->enable_chunked_prefill == 0 && r->n_tokens - hit->n_tokens > n_left)

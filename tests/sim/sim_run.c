@@ -92,12 +92,11 @@ static void on_finished(void *arg, request *r, request_error error)
     } else if (r->status == REQUEST_FINISHED_ERROR) {
         /* Whoever read what a failing request had written before that was known fails too. */
         SIM_CHECK(s,
-                  error == REQUEST_ERROR_NAN_LOGITS && (q->error_at > 0 || s->n_new_errors > 1 ||
-                                                        life->admitted_in < s->error_step_id),
+                  error == REQUEST_ERROR_NAN_LOGITS &&
+                      (q->error_at > 0 || s->n_new_errors > 1 || life->hit_in < s->error_step_id),
                   "request %d fails after it was admitted in step %llu; the last error was known "
                   "before step %llu",
-                  q->id, (unsigned long long)life->admitted_in,
-                  (unsigned long long)s->error_step_id);
+                  q->id, (unsigned long long)life->hit_in, (unsigned long long)s->error_step_id);
         s->total->n_errors++;
     } else {
         SIM_CHECK(s, r->status == want && (is_stop || life->n_tokens == life->limit),
@@ -204,7 +203,10 @@ static void keep_frame(sim_state *s, const scheduler_output *out)
 static void check_new(sim_state *s, uint64_t step_id, const new_request_msg *msg, const sim_op *op)
 {
     sim_life *life = &s->lives[msg->request_id];
+    uint64_t *load_step = &s->tier.load_step[msg->request_id];
     life->admitted_in = step_id;
+    life->hit_in = *load_step != 0 ? *load_step : step_id;
+    *load_step = 0;
     bool is_listed = op == NULL || op->n_only < 0;
     for (int32_t k = 0; !is_listed && k < op->n_only; k++)
         is_listed = (uint64_t)op->only[k] == msg->request_id;
@@ -222,11 +224,14 @@ static bool schedule(sim_state *s, const sim_op *op)
     uint64_t only[SIM_MAX_ONLY];
     for (int32_t k = 0; is_narrow && k < op->n_only; k++)
         only[k] = (uint64_t)op->only[k];
+    s->tier.n_put_off = 0;
     sim_oracle_take_snapshot(&before, s);
     bool is_step =
         scheduler_schedule(s->sched, &out, is_narrow ? only : NULL, is_narrow ? op->n_only : 0);
     s->total->n_narrowed += is_narrow;
-    SIM_CHECK(s, is_step || s->n_frames > 0 || is_narrow || !scheduler_has_work(s->sched),
+    SIM_CHECK(s,
+              is_step || s->n_frames > 0 || is_narrow || s->tier.n_put_off > 0 ||
+                  !scheduler_has_work(s->sched),
               "stuck: nothing in flight, nothing to send, work left");
     if (!is_narrow)
         sim_oracle_check_head(s, &out);
@@ -391,6 +396,9 @@ static void check_end(sim_state *s)
     s->total->n_runs++;
     s->total->n_preemptions += stats.n_preemptions;
     s->total->n_hit_positions += s->worker.n_hit_positions;
+    s->total->n_loads += s->tier.n_loads;
+    s->total->n_failed_loads += s->tier.n_failed_loads;
+    s->total->n_stores += s->tier.n_stores;
 }
 
 /* --- set-up ------------------------------------------------------------------------------------------ */
@@ -406,7 +414,9 @@ static void create_scheduler(sim_state *s)
                                     .window = c->groups[g].window,
                                     .zero_new_blocks = c->groups[g].zero_new_blocks != 0,
                                     .is_eagle = c->groups[g].is_eagle != 0};
+    kv_connector connector = sim_tier_connector(&s->tier);
     scheduler_opts opts = {
+        .connector = c->has_tier != 0 ? &connector : NULL,
         .max_num_seqs = c->max_num_seqs,
         .max_num_batched_tokens = c->max_num_batched_tokens,
         .long_prefill_token_threshold = c->long_prefill_token_threshold,
@@ -432,6 +442,7 @@ static void create_scheduler(sim_state *s)
         .arg = s,
     };
     SIM_CHECK(s, scheduler_create(&s->sched, &opts) == PGD_OK, "no scheduler for this trace");
+    s->tier.sched = s->sched;
     SIM_CHECK(s, block_hasher_create(&s->hasher, seed) == PGD_OK, "no hasher");
 }
 
@@ -465,8 +476,10 @@ void sim_run(const sim_trace *t, sim_totals *total)
     s->total = total;
     for (int32_t i = 0; i < t->n_ops; i++)
         s->has_errors = s->has_errors || t->ops[i].request.error_at > 0;
+    sim_tier_init(&s->tier, s->config, s->requests, sim_oracle_alignment(s->config),
+                  !s->has_errors);
     create_scheduler(s);
-    sim_worker_init(&s->worker, s->config, s->requests);
+    sim_worker_init(&s->worker, s->config, s->requests, &s->tier);
     create_wire(s);
     for (; s->op_idx < t->n_ops; s->op_idx++) {
         run_op(s, &t->ops[s->op_idx]);

@@ -35,6 +35,9 @@ typedef struct sim_totals {
     uint64_t n_scored_again;
     uint64_t n_null_entries; /* of tables: blocks that a window gave back */
     uint64_t n_common;       /* steps with a common prefix of two or more requests */
+    uint64_t n_loads;        /* from the external tier */
+    uint64_t n_failed_loads; /* in part */
+    uint64_t n_stores;
 } sim_totals;
 
 /* Adds to *total. */

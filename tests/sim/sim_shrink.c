@@ -103,7 +103,9 @@ static bool simplify(shrinker *s)
             {offsetof(sim_request, priority), 0},   {offsetof(sim_request, ignore_eos), 0},
             {offsetof(sim_request, max_tokens), 1}, {offsetof(sim_request, n_prompt), 1},
             {offsetof(sim_request, n_common), 0},   {offsetof(sim_request, document), 0},
-            {offsetof(sim_request, n_encoder), 0},
+            {offsetof(sim_request, n_encoder), 0},  {offsetof(sim_request, n_external), 0},
+            {offsetof(sim_request, n_asks), 0},     {offsetof(sim_request, load_delay), 0},
+            {offsetof(sim_request, n_loaded), 0},   {offsetof(sim_request, store_delay), 0},
         },
       of_config[] = {
           {offsetof(sim_config, long_prefill_token_threshold), 0},
@@ -112,6 +114,7 @@ static bool simplify(shrinker *s)
           {offsetof(sim_config, enable_chunked_prefill), 1},
           {offsetof(sim_config, policy), 0},
           {offsetof(sim_config, use_eagle), 0},
+          {offsetof(sim_config, has_tier), 0},
           {offsetof(sim_config, is_async), 0},
           {offsetof(sim_config, depth), 1},
           {offsetof(sim_config, max_drafts), 0},

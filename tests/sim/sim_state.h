@@ -20,6 +20,7 @@ typedef struct sim_life {
     int32_t n_tokens;
     token_id last;
     uint64_t admitted_in; /* id of the step that did it last */
+    uint64_t hit_in;      /* that step, or the one in which the load before it began */
     int32_t n_finished;
     int32_t n_released;
 } sim_life;
@@ -43,6 +44,7 @@ typedef struct sim_state {
     const sim_config *config;
     scheduler *sched;
     block_hasher *hasher;
+    sim_tier tier;
     sim_worker worker;
     wire_limits limits;
     wire_scratch scratch;

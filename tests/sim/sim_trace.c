@@ -34,6 +34,7 @@ static const member config_members[] = {
     MEMBER(sim_config, use_eagle, 0, 1),
     MEMBER(sim_config, max_drafts, 0, PGD_MAX_DRAFT_TOKENS),
     MEMBER(sim_config, n_right_in_4, 0, 4),
+    MEMBER(sim_config, has_tier, 0, 1),
     MEMBER(sim_config, check_every, 1, 1 << 20),
 };
 
@@ -58,6 +59,11 @@ static const member request_members[] = {
     MEMBER(sim_request, skip_lookup, 0, 1),
     MEMBER(sim_request, error_at, 0, SIM_MAX_LEN),
     MEMBER(sim_request, n_encoder, 0, SIM_MAX_ENCODER),
+    MEMBER(sim_request, n_external, 0, SIM_MAX_LEN),
+    MEMBER(sim_request, n_asks, 0, 100),
+    MEMBER(sim_request, load_delay, 0, 100),
+    MEMBER(sim_request, n_loaded, 0, SIM_MAX_LEN),
+    MEMBER(sim_request, store_delay, 0, 100),
 };
 
 static const char *const op_names[] = {"add", "step", "answer", "abort", "kill", "clear"};

@@ -57,7 +57,8 @@ typedef struct sim_config {
     int32_t use_eagle;
     int32_t max_drafts;   /* that the worker proposes for a request, 0 = none */
     int32_t n_right_in_4; /* drafts are right this often */
-    int32_t check_every;  /* steps between integrity checks of the whole scheduler */
+    int32_t has_tier;
+    int32_t check_every; /* steps between integrity checks of the whole scheduler */
     int32_t n_groups;
     sim_group groups[SIM_MAX_GROUPS];
 } sim_config;
@@ -77,6 +78,12 @@ typedef struct sim_request {
     int32_t skip_lookup;
     int32_t error_at;  /* the worker fails it when this many positions are computed; 0 = never */
     int32_t n_encoder; /* encoder tokens */
+    /* The external tier: */
+    int32_t n_external;  /* it has as many of the request's first tokens; 0 = none */
+    int32_t n_asks;      /* times that it wants to be asked again */
+    int32_t load_delay;  /* steps that a load takes; 0 = done within its step */
+    int32_t n_loaded;    /* of a slow load only these tokens come; 0 = all */
+    int32_t store_delay; /* steps that the blocks are read for after the end; 0 = not at all */
 } sim_request;
 
 typedef enum sim_op_kind {

@@ -20,9 +20,11 @@ static bool is_faulty(const sim_worker *w)
     return w->fault[0] != '\0';
 }
 
-void sim_worker_init(sim_worker *w, const sim_config *config, const sim_request *const *requests)
+void sim_worker_init(sim_worker *w, const sim_config *config, const sim_request *const *requests,
+                     const sim_tier *tier)
 {
     memset(w, 0, sizeof *w);
+    w->tier = tier;
     w->config = config;
     w->requests = requests;
     for (int32_t g = 0; g < config->n_groups; g++)
@@ -34,8 +36,10 @@ void sim_worker_init(sim_worker *w, const sim_config *config, const sim_request 
     w->holders = calloc(n_blocks, sizeof *w->holders);
     w->owner = calloc(n_blocks, sizeof *w->owner);
     w->fresh_in = calloc(n_blocks, sizeof *w->fresh_in);
+    w->n_loading = calloc(n_blocks, sizeof *w->n_loading);
+    w->n_storing = calloc(n_blocks, sizeof *w->n_storing);
     if (w->shadow == NULL || w->written_in == NULL || w->holders == NULL || w->owner == NULL ||
-        w->fresh_in == NULL)
+        w->fresh_in == NULL || w->n_loading == NULL || w->n_storing == NULL)
         abort();
     sim_worker_reset(w, 1);
 }
@@ -47,6 +51,8 @@ void sim_worker_deinit(sim_worker *w)
     free(w->holders);
     free(w->owner);
     free(w->fresh_in);
+    free(w->n_loading);
+    free(w->n_storing);
 }
 
 static void fill_block(sim_worker *w, block_id id, uint64_t value)
@@ -66,7 +72,10 @@ void sim_worker_reset(sim_worker *w, uint64_t next_step_id)
         w->holders[id] = 0;
         w->owner[id] = -1;
         w->fresh_in[id] = 0;
+        w->n_loading[id] = 0;
+        w->n_storing[id] = 0;
     }
+    w->n_transfers = 0;
 }
 
 static sim_row *find_row(sim_worker *w, uint64_t id)
@@ -133,6 +142,9 @@ static void take_new_block(sim_worker *w, sim_row *row, int32_t g, block_id id)
     else if (w->holders[id] != 0)
         FAULT(w, "request %d gets block %d as a new one, which %d others hold, group %d, entry %d",
               (int)row->id, id, w->holders[id], g, row->n_blocks[g]);
+    if (w->n_loading[id] != 0 || w->n_storing[id] != 0)
+        FAULT(w, "request %d gets block %d, which %d loads and %d stores still use", (int)row->id,
+              id, w->n_loading[id], w->n_storing[id]);
     w->holders[id] += id != 0;
     w->fresh_in[id] = w->next_step_id;
     if (row->n_blocks[g] < SIM_MAX_LEN + 2)
@@ -153,6 +165,8 @@ static void take_hit_block(sim_worker *w, sim_row *row, int32_t g, block_id id, 
         if (row->table[g][i] == id)
             FAULT(w, "request %d hits block %d twice, group %d", (int)row->id, id, g);
     }
+    if (w->n_loading[id] != 0)
+        FAULT(w, "request %d is to hit block %d, which is being loaded", (int)row->id, id);
     w->holders[id] += id != 0;
     row->table[g][row->n_blocks[g]++] = id;
 }
@@ -344,6 +358,19 @@ static void check_totals(sim_worker *w, const scheduler_output *out)
         FAULT(w, "%d new and %d continuing requests", out->n_new, out->n_cached);
 }
 
+/* Blocks that a transfer of this message fills before the step runs. */
+static bool is_loaded_now(const scheduler_output *out, block_id id)
+{
+    for (int32_t i = 0; i < out->n_transfers; i++) {
+        for (int32_t k = 0; k < out->transfers[i].n_blocks; k++) {
+            if (out->transfers[i].kind == KV_TRANSFER_LOAD &&
+                out->transfers[i].device_blocks[k] == id)
+                return true;
+        }
+    }
+    return false;
+}
+
 /* What is zeroed must not be in use; what needs zeros must get them. */
 static void zero_blocks(sim_worker *w, const scheduler_output *out)
 {
@@ -353,8 +380,11 @@ static void zero_blocks(sim_worker *w, const scheduler_output *out)
             FAULT(w, "block %d is to be zeroed, or twice", id);
             return;
         }
-        if (w->holders[id] > 0 && w->fresh_in[id] != out->step_id)
+        if (w->holders[id] > 0 && w->fresh_in[id] != out->step_id && !is_loaded_now(out, id))
             FAULT(w, "block %d is to be zeroed while %d hold it", id, w->holders[id]);
+        if (w->n_loading[id] != 0 || w->n_storing[id] != 0)
+            FAULT(w, "block %d is to be zeroed, which %d loads and %d stores still use", id,
+                  w->n_loading[id], w->n_storing[id]);
         fill_block(w, id, 0);
         w->owner[id] = -2;
     }
@@ -375,6 +405,73 @@ static void check_zeroed(sim_worker *w, const scheduler_output *out)
     }
     for (int32_t i = 0; i < out->n_blocks_to_zero && !is_faulty(w); i++)
         w->owner[out->blocks_to_zero[i]] = -1;
+}
+
+/* --- transfers ----------------------------------------------------------------------------------- */
+
+static void end_transfer(sim_worker *w, const sim_job *job, step_result *result)
+{
+    for (int32_t k = 0; k < job->n_blocks; k++) {
+        block_id id = job->blocks[k];
+        int32_t bs = w->config->groups[job->group[k]].block_size;
+        uint64_t *slots = w->shadow + (size_t)id * (size_t)w->max_block_size;
+        const uint64_t *medium = job->contents + job->medium[k];
+        size_t n_bytes = (size_t)bs * sizeof *slots;
+        if (job->kind == KV_TRANSFER_LOAD) {
+            w->n_loading[id]--;
+            if (job->is_valid[k])
+                memcpy(slots, medium, n_bytes);
+            w->owner[id] = job->group[k];
+            continue;
+        }
+        w->n_storing[id]--;
+        if (memcmp(slots, medium, n_bytes) != 0)
+            FAULT(w, "job %d stores foreign contents of block %d, group %d", (int)job->id, id,
+                  job->group[k]);
+    }
+    w->finished_transfers[result->n_finished_transfers++] = job->id;
+}
+
+static void begin_transfer(sim_worker *w, const kv_transfer_msg *msg, step_result *result)
+{
+    const sim_job *job = sim_tier_find(w->tier, msg->job_id);
+    if (job == NULL || job->n_blocks != msg->n_blocks || job->kind != msg->kind) {
+        FAULT(w, "job %d is not what was asked for", (int)msg->job_id);
+        return;
+    }
+    for (int32_t k = 0; k < job->n_blocks; k++) {
+        block_id id = msg->device_blocks[k];
+        bool is_load = msg->kind == KV_TRANSFER_LOAD;
+        if (id < 1 || id != job->blocks[k] || w->n_loading[id] != 0 ||
+            (is_load && w->n_storing[id] != 0))
+            FAULT(w, "job %d uses block %d, which %d loads and %d stores use", (int)job->id, id,
+                  w->n_loading[id], w->n_storing[id]);
+        /* A load that the step waits for fills blocks of a row that came with it; others that came
+         * with it may have hit them. */
+        if (is_load && (w->holders[id] > 0) != !job->is_async)
+            FAULT(w, "job %d loads block %d, which %d rows hold", (int)job->id, id, w->holders[id]);
+        w->n_loading[id] += is_load;
+        w->n_storing[id] += !is_load;
+        if (is_load)
+            fill_block(w, id, 0x10adull);
+    }
+    if (job->is_async)
+        w->transfers[w->n_transfers++] = (sim_transfer){job, job->delay};
+    else
+        end_transfer(w, job, result);
+}
+
+static void go_on_with_transfers(sim_worker *w, step_result *result)
+{
+    int32_t n_kept = 0;
+    for (int32_t i = 0; i < w->n_transfers; i++) {
+        sim_transfer *t = &w->transfers[i];
+        if (t->n_left-- == 0)
+            end_transfer(w, t->job, result);
+        else
+            w->transfers[n_kept++] = *t;
+    }
+    w->n_transfers = n_kept;
 }
 
 static int32_t n_equal(const sim_row *a, const sim_row *b, int32_t g)
@@ -452,6 +549,9 @@ static void write_slot(sim_worker *w, const sim_share *share, int32_t g, int32_t
         FAULT(w, "request %d: offset %d of block %d, group %d, is written twice in step %llu",
               (int)row->id, pos % w->config->groups[g].block_size, id, g,
               (unsigned long long)w->next_step_id);
+    if (w->n_loading[id] != 0 || w->n_storing[id] != 0)
+        FAULT(w, "request %d writes block %d, which %d loads and %d stores use", (int)row->id, id,
+              w->n_loading[id], w->n_storing[id]);
     if (w->owner[id] != g) { /* the groups lay out a block in their own ways */
         fill_block(w, id, 0xbadull + (uint64_t)id);
         w->owner[id] = (int8_t)g;
@@ -622,8 +722,11 @@ void sim_worker_run(step_result *result, request_result_msg *results, sim_worker
     *result = (step_result){.step_id = out->step_id,
                             .results = results,
                             .prompt_results = w->prompts,
-                            .prompt_logprobs = w->scores};
+                            .prompt_logprobs = w->scores,
+                            .finished_transfers = w->finished_transfers};
     apply(w, out);
+    for (int32_t i = 0; i < out->n_transfers && !is_faulty(w); i++)
+        begin_transfer(w, &out->transfers[i], result);
     if (is_faulty(w))
         return;
     for (int32_t i = 0; i < w->n_shares; i++)
@@ -633,5 +736,6 @@ void sim_worker_run(step_result *result, request_result_msg *results, sim_worker
         score_share(w, &w->shares[i], result);
     for (int32_t i = 0; i < w->n_shares; i++)
         sample_share(w, &w->shares[i], result, results);
+    go_on_with_transfers(w, result);
     w->next_step_id++;
 }

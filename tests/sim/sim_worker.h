@@ -15,7 +15,7 @@
 #define TESTS_SIM_SIM_WORKER_H
 
 #include "proto/scheduler_output.h"
-#include "tests/sim/sim_chain.h"
+#include "tests/sim/sim_tier.h"
 
 #define SIM_MAX_TOKENS    (SIM_MAX_LEN + PGD_MAX_DRAFT_TOKENS + 1)
 #define SIM_MAX_IN_FLIGHT 4
@@ -52,8 +52,15 @@ typedef struct sim_share {
     bool is_broken;    /* computes numbers that are not finite */
 } sim_share;
 
+/* A transfer that goes on beside the steps. */
+typedef struct sim_transfer {
+    const sim_job *job;
+    int32_t n_left; /* steps */
+} sim_transfer;
+
 typedef struct sim_worker {
     const sim_config *config;
+    const sim_tier *tier;               /* the medium and its speed */
     const sim_request *const *requests; /* [SIM_MAX_REQUESTS], by id: what no message tells */
     int32_t max_block_size;
     uint64_t next_step_id;
@@ -65,6 +72,11 @@ typedef struct sim_worker {
     int32_t *holders;                  /* [n_blocks] */
     int8_t *owner;                     /* [n_blocks], group that wrote last; -1 = zeroed or never */
     uint64_t *fresh_in;                /* [n_blocks], step that handed it out last */
+    int8_t *n_loading;                 /* [n_blocks], transfers that write it */
+    int8_t *n_storing;                 /* [n_blocks], transfers that read it */
+    int32_t n_transfers;
+    sim_transfer transfers[SIM_MAX_JOBS];
+    uint64_t finished_transfers[SIM_MAX_JOBS]; /* of the last step */
     int32_t n_shares;
     sim_share shares[SIM_MAX_SEQS];
     uint64_t n_hit_positions;
@@ -73,8 +85,9 @@ typedef struct sim_worker {
     char fault[256]; /* first fault, empty = none */
 } sim_worker;
 
-/* Borrows both until deinit. */
-void sim_worker_init(sim_worker *w, const sim_config *config, const sim_request *const *requests);
+/* Borrows all three until deinit. */
+void sim_worker_init(sim_worker *w, const sim_config *config, const sim_request *const *requests,
+                     const sim_tier *tier);
 void sim_worker_deinit(sim_worker *w);
 /* As a new process: nothing is known, memory holds garbage. next_step_id: of the first step. */
 void sim_worker_reset(sim_worker *w, uint64_t next_step_id);

@@ -114,7 +114,10 @@ static void print_totals(const char *name, const sim_totals *t, uint64_t took_us
                                         "prompts scored",
                                         "again",
                                         "null entries",
-                                        "common prefixes"};
+                                        "common prefixes",
+                                        "loads",
+                                        "of them failed",
+                                        "stores"};
     static_assert(PGD_ARRAY_LEN(names) == sizeof *t / sizeof(uint64_t), "a name for each");
     const uint64_t *values = (const uint64_t *)t;
     print_message("%s, %.1f s:", name, (double)took_us * 1e-6);
@@ -143,6 +146,9 @@ static void expect_coverage(const sim_totals *t)
     assert_true(t->n_scored > 100);
     assert_true(t->n_scored_again > 5);
     assert_true(t->n_common > 100);
+    assert_true(t->n_loads > 100);
+    assert_true(t->n_failed_loads > 10);
+    assert_true(t->n_stores > 100);
 }
 
 static void test_scheduler_property_random_workloads(void **state)

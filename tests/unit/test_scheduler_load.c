@@ -426,6 +426,45 @@ static void test_scheduler_load_sc5a_preempted_comes_back_as_preempted(void **st
     }
 }
 
+/* Preempted with a token in flight, it is being loaded when that token comes. */
+static void test_scheduler_load_late_token_is_appended(void **state)
+{
+    (void)state;
+    const uint64_t nobody = 99;
+    for (int32_t max_tokens = 1; max_tokens <= 2; max_tokens++) {
+        scheduler_opts opts = fix_opts();
+        opts.async = true;
+        opts.enable_prefix_caching = false;
+        init(opts);
+        request *r = FIX_ADD(&f, .n_prompt = 64, .max_tokens = max_tokens);
+        assert_true(fix_schedule(&f));
+        assert_true(scheduler_schedule(f.s, &f.out, &nobody, 1));
+        assert_int_equal(r->status, REQUEST_PREEMPTED);
+        script_hit(0, 48, true);
+        assert_true(fix_schedule(&f));
+        assert_int_equal(r->status, REQUEST_WAITING_FOR_REMOTE_KVS);
+        fix_answer_all(&f);
+        FIX_EXPECT_TOKENS(&f, 0, 7);
+        fix_answer_all(&f);
+        fix_answer_all(&f);
+        if (max_tokens == 1) { /* it was the last one; the load still writes its blocks */
+            assert_int_equal(f.status[0], REQUEST_FINISHED_LENGTH_CAPPED);
+            assert_int_equal(f.n_released[0], 0);
+            assert_int_equal(fix_n_free(&f), 999 - 3);
+            push_event(KV_EVENT_LOADED, 0, 48);
+            assert_false(fix_schedule(&f));
+            assert_int_equal(f.n_released[0], 1);
+        } else {
+            push_event(KV_EVENT_LOADED, 0, 48);
+            assert_true(fix_schedule(&f));
+            assert_int_equal(fix_new_msg(&f, 0)->n_tokens, 65);
+            assert_int_equal(fix_new_msg(&f, 0)->n_computed_tokens, 48);
+            fix_answer_all(&f);
+        }
+        fix_deinit(&f);
+    }
+}
+
 static void test_scheduler_load_lost_worker(void **state)
 {
     (void)state;
@@ -631,6 +670,7 @@ int main(void)
         cmocka_unit_test(test_scheduler_load_oc6_blocks_stay_until_they_were_sent),
         cmocka_unit_test(test_scheduler_load_sc8_leaves_promised_blocks),
         cmocka_unit_test(test_scheduler_load_sc5a_preempted_comes_back_as_preempted),
+        cmocka_unit_test(test_scheduler_load_late_token_is_appended),
         cmocka_unit_test(test_scheduler_load_lost_worker),
         cmocka_unit_test(test_scheduler_load_is_not_released_for_the_head),
         cmocka_unit_test(test_scheduler_load_holder_set_aside_is_released),
