@@ -217,7 +217,8 @@ static void put_rope(FILE *out, const model_config *cfg)
                       cfg->rope_original_context);
         break;
     case ROPE_SCALING_YARN:
-        (void)fprintf(out, ", yarn scaling by %g", cfg->rope_factor);
+        (void)fprintf(out, ", yarn scaling by %g from a context of %" PRId32, cfg->rope_factor,
+                      cfg->rope_original_context);
         break;
     }
     if (cfg->rope_local_theta != 0.0)
@@ -250,10 +251,34 @@ static void put_attention(FILE *out, const model_config *cfg)
     (void)fprintf(out, "; scale %.6g", cfg->attn_scale);
     if (cfg->attn_soft_cap > 0)
         (void)fprintf(out, ", soft cap %g", (double)cfg->attn_soft_cap);
+    if (cfg->attn_sinks)
+        (void)fputs(", a sink for each head", out);
     if (cfg->temperature_floor > 0)
         (void)fprintf(out, ", temperature %g each %" PRId32 " tokens without rope",
                       cfg->temperature_scale, cfg->temperature_floor);
     (void)fputc('\n', out);
+}
+
+/* "96, SiLU gate", "2 of 8 experts of 768 for each token in 3 layers, 96 in the others, SiLU gate" */
+static void put_ffn(FILE *out, const model_config *cfg)
+{
+    static const char *const gates[] = {"SiLU gate", "GELU gate", "clamped gate", "GELU", "ReLU"};
+    int32_t n_mixed = 0;
+    for (int32_t i = 0; i < cfg->n_layers; i++)
+        n_mixed += cfg->layer_has_experts[i];
+    put_label(out, "feed-forward");
+    if (n_mixed > 0) {
+        (void)fprintf(out,
+                      "%" PRId32 " of %" PRId32 " experts of %" PRId32 " for each token in %" PRId32
+                      " layers, ",
+                      cfg->n_experts_chosen, cfg->n_experts, cfg->expert_ffn_dim, n_mixed);
+        if (cfg->shared_ffn_dim > 0)
+            (void)fprintf(out, "one of %" PRId32 " for all besides, ", cfg->shared_ffn_dim);
+    }
+    if (n_mixed < cfg->n_layers)
+        (void)fprintf(out, "%" PRId32 "%s, ", cfg->ffn_dim, n_mixed > 0 ? " in the others" : "");
+    (void)fprintf(out, "%s%s\n", gates[cfg->act],
+                  cfg->post_norms ? "; norms after attention and feed-forward too" : "");
 }
 
 static void put_generation(FILE *out, const model_config *cfg)
@@ -324,9 +349,7 @@ static void put_config(FILE *out, const model_config *cfg)
         : cfg->qk_l2_norm ? ", with query and key norm after rope"
                           : "");
     put_attention(out, cfg);
-    (void)fprintf(out, "%-16s%" PRId32 ", %s gate%s\n", "feed-forward", cfg->ffn_dim,
-                  cfg->act == FFN_ACT_SILU ? "SiLU" : "GELU",
-                  cfg->post_norms ? "; norms after attention and feed-forward too" : "");
+    put_ffn(out, cfg);
     (void)fprintf(out, "%-16s%" PRId32 "%s%s", "vocabulary", cfg->vocab_size,
                   cfg->scales_embed ? ", scaled embedding" : "",
                   cfg->tied_head ? ", output tied to the embedding" : "");

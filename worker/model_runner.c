@@ -16,6 +16,7 @@
 #include "common/thread.h"
 #include "worker/memory_info.h"
 #include "worker/model/decoder.h"
+#include "worker/model/model_ops.h"
 #include "worker/prompt_scorer.h"
 #include "worker/sampler.h"
 
@@ -98,14 +99,13 @@ static pgd_err create_workspace(model_runner *r, pgd_why *why)
     const model_config *cfg = r->cfg;
     int32_t n_threads = cpu_pool_n_threads(r->pool);
     int32_t max_rows = PGD_MAX(r->load.max_num_batched_tokens, r->load.max_num_seqs);
-    int32_t max_n_in = PGD_MAX(PGD_MAX(cfg->dim, cfg->ffn_dim), cfg->n_heads * cfg->head_dim);
     attention_limits limits = {.max_rows = max_rows,
                                .max_seqs = r->load.max_num_seqs,
                                .max_context = r->load.max_model_len,
                                .n_heads = cfg->n_heads,
                                .kv = page_layout(r),
                                .n_threads = n_threads};
-    size_t n_bytes = r->ops->matmul->workspace_bytes(max_rows, max_n_in, n_threads);
+    size_t n_bytes = model_ops_workspace_bytes(cfg, max_rows, n_threads, r->ops);
     n_bytes = PGD_MAX(n_bytes, r->ops->attention_workspace_bytes(&limits));
     n_bytes = PGD_MAX(n_bytes, r->ops->sample_workspace_bytes(cfg->vocab_size, n_threads));
     r->ctx = (kernel_ctx){.pool = r->pool, .workspace_bytes = PGD_MAX(n_bytes, 64)};

@@ -13,41 +13,28 @@
 
 #define PACK_CHUNK_BYTES (1 << 18) /* of source rows that a thread packs at a time */
 
-struct weights_loader {
-    const model_file *file;
-    const model_config *cfg;
-    const matmul_impl *matmul;
-    cpu_pool *pool;
-    weights_progress_fn progress;
-    void *progress_arg;
-    pgd_why *why;
-    uint8_t *data;  /* NULL: only count */
-    size_t n_bytes; /* handed out so far */
-    uint64_t done_bytes;
-    uint64_t total_bytes;
-};
-
 typedef weights_loader loader;
 
 typedef struct pack_job {
     const matmul_impl *matmul;
     cpu_pool *pool;
     packed_weight *w;
-    const uint8_t *rows;
+    const weights_rows *rows;
     size_t row_bytes;
     int32_t first_row; /* of the packed matrix */
-    int32_t n_rows;
-    int32_t chunk; /* rows */
+    int32_t chunk;     /* rows */
+    uint8_t *scratch;  /* [n_threads, scratch_bytes] */
+    size_t scratch_bytes;
 } pack_job;
 
-static void *take(loader *ld, size_t n_bytes)
+void *weights__take(loader *ld, size_t n_bytes)
 {
     void *piece = ld->data ? ld->data + ld->n_bytes : NULL;
     ld->n_bytes += PGD_ROUND_UP(n_bytes, 64);
     return piece;
 }
 
-static void advance(loader *ld, size_t n_bytes)
+void weights__advance(loader *ld, size_t n_bytes)
 {
     ld->done_bytes += n_bytes;
     if (ld->progress)
@@ -79,10 +66,10 @@ static pgd_err load_vector(const float **out, loader *ld, const char *name, int3
 {
     const model_tensor *t;
     PGD_TRY(find(&t, ld, name, 1, n));
-    float *values = into ? into : take(ld, (size_t)n * sizeof(float));
+    float *values = into ? into : weights__take(ld, (size_t)n * sizeof(float));
     if (ld->data) {
         dtype_dequantize_row(values, t->data, n, t->type);
-        advance(ld, t->n_bytes);
+        weights__advance(ld, t->n_bytes);
     }
     if (out)
         *out = values;
@@ -103,49 +90,66 @@ static pgd_err load_norm(const float **out, loader *ld, const char *name, int32_
 
 /* --- matrices --------------------------------------------------------------------------------- */
 
+static void pack_chunk(const pack_job *job, uint8_t *scratch, int32_t first, int32_t n)
+{
+    const uint8_t *rows = scratch;
+    if (job->rows->data)
+        rows = job->rows->data + (size_t)first * job->row_bytes;
+    else
+        expert_source_read(scratch, job->rows->source, first, n);
+    job->matmul->pack(job->w, rows, job->first_row + first, n);
+}
+
 static void pack_rows(void *arg, int32_t thread_idx, int32_t n_threads)
 {
     const pack_job *job = arg;
-    (void)thread_idx;
-    int64_t first = 0, last = job->n_rows;
-    while (n_threads == 1 || cpu_pool_next(job->pool, job->n_rows, job->chunk, &first, &last)) {
-        job->matmul->pack(job->w, job->rows + (size_t)first * job->row_bytes,
-                          job->first_row + (int32_t)first, (int32_t)(last - first));
-        if (n_threads == 1)
-            break;
+    uint8_t *scratch = job->scratch + (size_t)thread_idx * job->scratch_bytes;
+    int64_t n_rows = job->rows->n_rows, first = 0, last = 0;
+    if (n_threads == 1) {
+        for (; first < n_rows; first += job->chunk)
+            pack_chunk(job, scratch, (int32_t)first,
+                       (int32_t)PGD_MIN((int64_t)job->chunk, n_rows - first));
+        return;
     }
+    while (cpu_pool_next(job->pool, n_rows, job->chunk, &first, &last))
+        pack_chunk(job, scratch, (int32_t)first, (int32_t)(last - first));
 }
 
-static void pack_part(loader *ld, packed_weight *w, const model_tensor *t, int32_t first_row)
+void weights__pack(loader *ld, packed_weight *w, const weights_rows *rows, int32_t first_row)
 {
     pack_job job = {.matmul = ld->matmul,
                     .pool = ld->pool,
                     .w = w,
-                    .rows = t->data,
-                    .row_bytes = dtype_row_bytes(t->type, w->n_in),
+                    .rows = rows,
+                    .row_bytes = dtype_row_bytes(rows->type, w->n_in),
                     .first_row = first_row,
-                    .n_rows = (int32_t)t->dims[0]};
-    int32_t n = (int32_t)PGD_MIN(PACK_CHUNK_BYTES / job.row_bytes, (size_t)job.n_rows);
+                    .scratch = ld->scratch,
+                    .scratch_bytes = ld->scratch_bytes};
+    int32_t n = (int32_t)PGD_MIN(PACK_CHUNK_BYTES / job.row_bytes, (size_t)rows->n_rows);
     job.chunk = PGD_ROUND_UP(PGD_MAX(n, 1), ld->matmul->pack_rows);
+    if (!ld->data) {
+        if (!rows->data)
+            ld->scratch_bytes = PGD_MAX(ld->scratch_bytes, (size_t)job.chunk * job.row_bytes);
+        return;
+    }
     if (ld->pool)
         cpu_pool_run(ld->pool, pack_rows, &job);
     else
         pack_rows(&job, 0, 1);
-    advance(ld, t->n_bytes);
+    weights__advance(ld, rows->file_bytes);
 }
 
-static pgd_err add_part(weights_linear *out, loader *ld, const model_tensor *t, int32_t n_out,
-                        const char *name)
+pgd_err weights__add(packed_weight *out, loader *ld, dtype type, int32_t n_out, int32_t n_in,
+                     const char *what)
 {
-    packed_weight *w = &out->parts[out->n_parts++];
-    *w = (packed_weight){.type = t->type, .n_out = n_out, .n_in = out->n_in};
-    w->n_bytes = ld->matmul->packed_bytes(t->type, n_out, out->n_in);
-    if (w->n_bytes == 0)
+    *out = (packed_weight){.type = type, .n_out = n_out, .n_in = n_in};
+    out->n_bytes = ld->matmul->packed_bytes(type, n_out, n_in);
+    if (out->n_bytes == 0)
         return pgd_fail(ld->why, PGD_EUNSUPPORTED,
                         "expected a type and shape that this build computes with, got %s [%" PRId32
                         ", %" PRId32 "], at tensor \"%s\"",
-                        dtype_name(t->type), n_out, out->n_in, name);
-    w->data = take(ld, w->n_bytes);
+                        dtype_name(type), n_out, n_in, what);
+    out->data = weights__take(ld, out->n_bytes);
     return PGD_OK;
 }
 
@@ -164,14 +168,20 @@ static pgd_err load_linear(weights_linear *out, loader *ld, int32_t n_in, int32_
         out->n_out += n_outs[i];
     }
     if (fuse) {
-        PGD_TRY(add_part(out, ld, tensors[0], out->n_out, names[0]));
+        PGD_TRY(weights__add(&out->parts[out->n_parts++], ld, tensors[0]->type, out->n_out, n_in,
+                             names[0]));
     } else {
         for (int32_t i = 0; i < n_names; i++)
-            PGD_TRY(add_part(out, ld, tensors[i], n_outs[i], names[i]));
+            PGD_TRY(weights__add(&out->parts[out->n_parts++], ld, tensors[i]->type, n_outs[i], n_in,
+                                 names[i]));
     }
     int32_t first_row = 0;
     for (int32_t i = 0; ld->data && i < n_names; i++) {
-        pack_part(ld, fuse ? &out->parts[0] : &out->parts[i], tensors[i], fuse ? first_row : 0);
+        weights_rows rows = {.data = tensors[i]->data,
+                             .type = tensors[i]->type,
+                             .n_rows = n_outs[i],
+                             .file_bytes = tensors[i]->n_bytes};
+        weights__pack(ld, &out->parts[fuse ? 0 : i], &rows, fuse ? first_row : 0);
         first_row += n_outs[i];
     }
     return PGD_OK;
@@ -180,7 +190,7 @@ static pgd_err load_linear(weights_linear *out, loader *ld, int32_t n_in, int32_
 static pgd_err load_bias(weights_linear *out, loader *ld, int32_t n_names,
                          const char names[][MODEL_LAYOUT_MAX_NAME], const int32_t *n_outs)
 {
-    float *bias = take(ld, (size_t)out->n_out * sizeof(float));
+    float *bias = weights__take(ld, (size_t)out->n_out * sizeof(float));
     out->bias = bias;
     /* In the counting pass there is no place yet, and a vector with a place of its own would be
      * counted twice. */
@@ -206,7 +216,7 @@ pgd_err weights__table(const float **out, weights_loader *ld, const char *name, 
     PGD_TRY(find(&t, ld, name, n_rows, n_cols));
     if (!mem_mul(&n_bytes, (size_t)n_rows * sizeof(float), (size_t)n_cols))
         return PGD_ENOMEM;
-    float *values = take(ld, n_bytes);
+    float *values = weights__take(ld, n_bytes);
     *out = values;
     if (!ld->data)
         return PGD_OK;
@@ -215,7 +225,7 @@ pgd_err weights__table(const float **out, weights_loader *ld, const char *name, 
                              (const uint8_t *)t->data +
                                  (size_t)i * dtype_row_bytes(t->type, n_cols),
                              n_cols, t->type);
-    advance(ld, t->n_bytes);
+    weights__advance(ld, t->n_bytes);
     return PGD_OK;
 }
 
@@ -254,16 +264,37 @@ static pgd_err load_layer_linear(weights_linear *out, loader *ld, int32_t layer,
     return has_bias ? load_bias(out, ld, n_names, names, n_outs) : PGD_OK;
 }
 
+/* The one feed-forward part of a layer, or its experts and what is beside them. */
+static pgd_err load_ffn(weights_layer *out, loader *ld, int32_t layer)
+{
+    static const char *const gate_up[] = {"ffn_gate", "ffn_up"}, *const down[] = {"ffn_down"};
+    static const char *const shared_gate_up[] = {"ffn_gate_shexp", "ffn_up_shexp"};
+    static const char *const shared_down[] = {"ffn_down_shexp"}, *const router[] = {"ffn_gate_inp"};
+    const model_config *cfg = ld->cfg;
+    bool has_experts = cfg->layer_has_experts[layer];
+    int32_t ffn_dim = has_experts ? cfg->shared_ffn_dim : cfg->ffn_dim;
+    const int32_t outs[] = {ffn_dim, ffn_dim};
+    if (has_experts) {
+        PGD_TRY(load_layer_linear(&out->router, ld, layer, cfg->dim, 1, router, &cfg->n_experts,
+                                  cfg->router_bias));
+        PGD_TRY(weights__load_experts(out, ld, layer));
+        if (ffn_dim == 0)
+            return PGD_OK;
+    }
+    bool has_bias = cfg->mlp_bias && !has_experts;
+    PGD_TRY(load_layer_linear(&out->gate_up, ld, layer, cfg->dim, 2,
+                              has_experts ? shared_gate_up : gate_up, outs, has_bias));
+    return load_layer_linear(&out->down, ld, layer, ffn_dim, 1, has_experts ? shared_down : down,
+                             &cfg->dim, has_bias);
+}
+
 static pgd_err load_layer(weights_layer *out, loader *ld, int32_t layer)
 {
     static const char *const qkv[] = {"attn_q", "attn_k", "attn_v"};
     static const char *const attn_out[] = {"attn_output"};
-    static const char *const gate_up[] = {"ffn_gate", "ffn_up"};
-    static const char *const down[] = {"ffn_down"};
     const model_config *cfg = ld->cfg;
     int32_t q_dim = cfg->n_heads * cfg->head_dim, kv_dim = cfg->n_kv_heads * cfg->head_dim;
     const int32_t qkv_outs[] = {q_dim, kv_dim, kv_dim};
-    const int32_t gate_up_outs[] = {cfg->ffn_dim, cfg->ffn_dim};
     char name[MODEL_LAYOUT_MAX_NAME];
 
     layer_name(name, layer, "attn_norm", "weight");
@@ -275,6 +306,10 @@ static pgd_err load_layer(weights_layer *out, loader *ld, int32_t layer)
         layer_name(name, layer, "attn_k_norm", "weight");
         PGD_TRY(load_norm(&out->k_norm, ld, name, cfg->head_dim));
     }
+    if (cfg->attn_sinks) {
+        layer_name(name, layer, "attn_sinks", "weight");
+        PGD_TRY(load_vector(&out->sinks, ld, name, cfg->n_heads, NULL));
+    }
     PGD_TRY(
         load_layer_linear(&out->attn_out, ld, layer, q_dim, 1, attn_out, &cfg->dim, cfg->o_bias));
     layer_name(name, layer, "ffn_norm", "weight");
@@ -285,10 +320,7 @@ static pgd_err load_layer(weights_layer *out, loader *ld, int32_t layer)
         layer_name(name, layer, "post_ffw_norm", "weight");
         PGD_TRY(load_norm(&out->ffn_post_norm, ld, name, cfg->dim));
     }
-    PGD_TRY(load_layer_linear(&out->gate_up, ld, layer, cfg->dim, 2, gate_up, gate_up_outs,
-                              cfg->mlp_bias));
-    return load_layer_linear(&out->down, ld, layer, cfg->ffn_dim, 1, down, &cfg->dim,
-                             cfg->mlp_bias);
+    return load_ffn(out, ld, layer);
 }
 
 static pgd_err walk(weights *w, loader *ld)
@@ -326,9 +358,7 @@ pgd_err weights_load(weights **out, const model_file *file, const matmul_impl *m
     pgd_err err = PGD_ENOMEM;
     w->n_layers = cfg->n_layers;
     w->layers = mem_calloc((size_t)cfg->n_layers, sizeof(*w->layers));
-    if (!w->layers ||
-        (cfg->is_encoder_decoder && weights__create_encdec(&w->encdec, cfg) != PGD_OK))
-        goto fail;
+    int32_t n_threads = pool ? cpu_pool_n_threads(pool) : 1;
     loader ld = {.file = file,
                  .cfg = cfg,
                  .matmul = matmul,
@@ -337,6 +367,9 @@ pgd_err weights_load(weights **out, const model_file *file, const matmul_impl *m
                  .progress_arg = arg,
                  .why = why,
                  .total_bytes = model_file_weight_bytes(file)};
+    if (!w->layers ||
+        (cfg->is_encoder_decoder && weights__create_encdec(&w->encdec, cfg) != PGD_OK))
+        goto fail;
     err = walk(w, &ld);
     if (err != PGD_OK)
         goto fail;
@@ -347,6 +380,14 @@ pgd_err weights_load(weights **out, const model_file *file, const matmul_impl *m
                        w->n_bytes);
         goto fail;
     }
+    if (ld.scratch_bytes > 0) {
+        ld.scratch_bytes = PGD_ROUND_UP(ld.scratch_bytes, 64);
+        ld.scratch = mem_alloc_aligned(ld.scratch_bytes * (size_t)n_threads, 64);
+        if (!ld.scratch) {
+            err = PGD_ENOMEM;
+            goto fail;
+        }
+    }
     ld.data = w->data;
     ld.n_bytes = 0;
     err = walk(w, &ld);
@@ -354,10 +395,12 @@ pgd_err weights_load(weights **out, const model_file *file, const matmul_impl *m
         goto fail;
     PGD_ASSERT(ld.n_bytes == w->n_bytes);
     ld.done_bytes = ld.total_bytes; /* what is used in place needs no work */
-    advance(&ld, 0);
+    weights__advance(&ld, 0);
+    mem_free_aligned(ld.scratch, ld.scratch_bytes * (size_t)n_threads);
     *out = w;
     return PGD_OK;
 fail:
+    mem_free_aligned(ld.scratch, ld.scratch_bytes * (size_t)n_threads);
     weights_destroy(w);
     return err;
 }

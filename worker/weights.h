@@ -2,7 +2,7 @@
  * in f32. Norm weights are whole here, whatever the file leaves out.
  *
  * Q, K and V become one matrix when their types agree, gate and up likewise; otherwise the parts
- * stay apart and still go through one matmul call. The embedding is read from the mapped file in
+ * stay apart and still go through one matmul call. The same holds for each expert of a mixture. The embedding is read from the mapped file in
  * place.
  * Owns:    packed matrices and vectors; borrows the model file until destroy
  * Thread:  the worker's main thread
@@ -22,6 +22,18 @@ typedef struct weights_linear {
     const float *bias; /* [n_out] or NULL */
 } weights_linear;
 
+#define WEIGHTS_MAX_EXPERT_PARTS 2
+
+/* The maps n_in -> n_out of all experts of a layer, for grouped matmuls; parts as above. */
+typedef struct weights_experts {
+    int32_t n_experts;
+    int32_t n_parts;
+    packed_weight *parts[WEIGHTS_MAX_EXPERT_PARTS]; /* [n_experts] each */
+    int32_t n_in;
+    int32_t n_out;
+    const float *bias; /* [n_experts, n_out] or NULL */
+} weights_experts;
+
 typedef struct weights_layer {
     const float *attn_norm;      /* [dim] */
     const float *ffn_norm;       /* [dim] */
@@ -29,10 +41,15 @@ typedef struct weights_layer {
     const float *ffn_post_norm;
     const float *q_norm; /* [head_dim] or NULL */
     const float *k_norm;
+    const float *sinks; /* [n_heads] or NULL */
     weights_linear qkv; /* dim -> (n_heads + 2 n_kv_heads) * head_dim */
     weights_linear attn_out;
+    /* Of ffn_dim; in layers with experts of the shared one, or nothing (no parts). */
     weights_linear gate_up; /* dim -> 2 ffn_dim */
     weights_linear down;
+    weights_linear router; /* dim -> n_experts; the rest likewise only in layers with experts */
+    weights_experts expert_gate_up;
+    weights_experts expert_down;
 } weights_layer;
 
 typedef struct encdec_norm {

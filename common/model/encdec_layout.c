@@ -117,7 +117,8 @@ void encdec_layout_get_tensor(model_layout_tensor *out, const model_config *cfg,
     out->n_dims = is_vector ? 1 : 2;
     out->dims[0] = side_elems(is_vector ? r->cols : r->rows, s, cfg);
     out->dims[1] = is_vector ? 1 : side_elems(r->cols, s, cfg);
-    out->needs_f32 = false;
+    out->dims[2] = out->dims[3] = 1;
+    out->values = is_vector ? MODEL_LAYOUT_FLOATS : MODEL_LAYOUT_WEIGHTS;
 }
 
 /* What follows a section's prefix and layer in name, else NULL. */

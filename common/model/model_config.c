@@ -83,6 +83,17 @@ static pgd_err check_attention(const model_config *cfg, pgd_why *why)
     return check_real("attention temperature's scale", cfg->temperature_scale, 0.0, 1e3, why);
 }
 
+static pgd_err check_yarn(const model_config *cfg, pgd_why *why)
+{
+    PGD_TRY(
+        check_range("original context length", cfg->rope_original_context, 1, MAX_CONTEXT, why));
+    PGD_TRY(check_real("rope beta_slow", cfg->rope_beta_slow, 1e-6, 1e6, why));
+    PGD_TRY(check_real("rope beta_fast", cfg->rope_beta_fast, cfg->rope_beta_slow, 1e6, why));
+    /* Its logarithm divides. */
+    PGD_TRY(check_real("rope base frequency", cfg->rope_theta, 1.0 + 1e-6, 1e15, why));
+    return check_real("rope attention factor", cfg->rope_attention_factor, 1e-3, 1e3, why);
+}
+
 static pgd_err check_rope(const model_config *cfg, pgd_why *why)
 {
     PGD_TRY(check_range("rotated size of a head", cfg->rope_dim, 2, cfg->head_dim, why));
@@ -95,6 +106,8 @@ static pgd_err check_rope(const model_config *cfg, pgd_why *why)
                            1e15, why));
     if (cfg->rope_scaling != ROPE_SCALING_NONE)
         PGD_TRY(check_real("rope scaling factor", cfg->rope_factor, 1e-3, 1e6, why));
+    if (cfg->rope_scaling == ROPE_SCALING_YARN)
+        return check_yarn(cfg, why);
     if (cfg->rope_scaling != ROPE_SCALING_LLAMA3)
         return PGD_OK;
     PGD_TRY(check_real("rope low frequency factor", cfg->rope_low_freq_factor, 1e-6, 1e6, why));
@@ -158,6 +171,22 @@ static pgd_err check_generation(const model_config *cfg, pgd_why *why)
     return PGD_OK;
 }
 
+static pgd_err check_experts(const model_config *cfg, pgd_why *why)
+{
+    bool has_experts = false;
+    for (int32_t i = 0; i < cfg->n_layers; i++)
+        has_experts = has_experts || cfg->layer_has_experts[i];
+    PGD_TRY(check_range("number of experts", cfg->n_experts, has_experts, MODEL_MAX_EXPERTS, why));
+    if (!has_experts)
+        return PGD_OK;
+    PGD_TRY(check_range("number of experts for each token", cfg->n_experts_chosen, 1,
+                        cfg->n_experts, why));
+    PGD_TRY(
+        check_range("feed-forward size of an expert", cfg->expert_ffn_dim, 1, MAX_FFN_DIM, why));
+    return check_range("feed-forward size of the shared expert", cfg->shared_ffn_dim, 0,
+                       MAX_FFN_DIM, why);
+}
+
 pgd_err model_config_check(const model_config *cfg, pgd_why *why)
 {
     if (cfg->arch[0] == '\0')
@@ -165,6 +194,11 @@ pgd_err model_config_check(const model_config *cfg, pgd_why *why)
     PGD_TRY(check_sizes(cfg, why));
     PGD_TRY(check_attention(cfg, why));
     PGD_TRY(cfg->is_encoder_decoder ? check_encdec(cfg, why) : check_rope(cfg, why));
+    PGD_TRY(check_experts(cfg, why));
+    if (cfg->act == FFN_ACT_CLAMPED) {
+        PGD_TRY(check_real("swiglu_alpha", (double)cfg->act_alpha, 1e-3, 1e3, why));
+        PGD_TRY(check_real("swiglu_limit", (double)cfg->act_limit, 1e-3, 1e6, why));
+    }
     PGD_TRY(check_ids(cfg, why));
     return check_generation(cfg, why);
 }

@@ -14,6 +14,7 @@
 
 #define MODEL_MAX_LAYERS  512
 #define MODEL_MAX_EOS_IDS 16
+#define MODEL_MAX_EXPERTS 4096
 
 /* ADJACENT rotates pairs (2i, 2i+1) (GGUF "llama"); HALVES rotates (i, i + rope_dim/2) (Hugging
  * Face, GGUF "qwen2", "qwen3"). */
@@ -26,9 +27,15 @@ typedef enum rope_scaling {
     ROPE_SCALING_YARN
 } rope_scaling;
 
-/* Of the gate in the feed-forward part; GELU_TANH is GELU's tanh form. GELU and RELU: of an
- * encoder-decoder model's, which has no gate. */
-typedef enum ffn_act { FFN_ACT_SILU, FFN_ACT_GELU_TANH, FFN_ACT_GELU, FFN_ACT_RELU } ffn_act;
+/* Of the gate in the feed-forward part; GELU_TANH is GELU's tanh form, CLAMPED that of
+ * gpt-oss (kernels/gated_act.h). GELU and RELU: of an encoder-decoder model's, which has no gate. */
+typedef enum ffn_act {
+    FFN_ACT_SILU,
+    FFN_ACT_GELU_TANH,
+    FFN_ACT_CLAMPED,
+    FFN_ACT_GELU,
+    FFN_ACT_RELU
+} ffn_act;
 
 /* What an encoder-decoder model has besides its decoder, whose sizes are the model_config's own: an
  * encoder of the same hidden size, and tokens that begin and end a text. Norms are layer norms
@@ -48,6 +55,22 @@ typedef struct encdec_config {
     char ignored[160];       /* members of generation_config that this build leaves out */
 } encdec_config;
 
+/* What becomes of the chosen experts' router logits (kernels/moe.h). */
+typedef enum expert_gate {
+    EXPERT_GATE_SOFTMAX_CHOSEN,
+    EXPERT_GATE_SOFTMAX_ALL,
+    EXPERT_GATE_SIGMOID
+} expert_gate;
+
+/* In which tensors a file keeps the experts of a layer (expert_source.h). */
+typedef enum expert_form {
+    EXPERT_FORM_STACKED, /* ffn_gate_exps, ffn_up_exps [experts, ffn, dim], ffn_down_exps */
+    EXPERT_FORM_APART,   /* ffn_gate.N, ffn_up.N, ffn_down.N: matrices of each expert N */
+    EXPERT_FORM_FUSED,   /* ffn_gate_up_exps [experts, 2 ffn, dim], ffn_down_exps */
+    EXPERT_FORM_TURNED,  /* ffn_gate_up_exps [experts, dim, 2 ffn], ffn_down_exps turned too */
+    EXPERT_FORM_MXFP4    /* FUSED, as bytes .blocks [..., blocks, 16] and .scales [..., blocks] */
+} expert_form;
+
 typedef struct model_config {
     char arch[32];    /* "llama", "qwen2", "gemma3", ... */
     char name[128];   /* general.name or the directory's name */
@@ -66,10 +89,15 @@ typedef struct model_config {
     int32_t rope_dim; /* leading values of a head that are rotated; <= head_dim */
     double rope_theta;
     rope_scaling rope_scaling;
-    double rope_factor;          /* LINEAR, LLAMA3 */
+    double rope_factor;          /* LINEAR, LLAMA3, YARN */
     double rope_low_freq_factor; /* LLAMA3 */
     double rope_high_freq_factor;
-    int32_t rope_original_context;
+    int32_t rope_original_context; /* LLAMA3, YARN */
+    double rope_beta_fast; /* YARN: rotations in the original context above which a frequency
+                                      stays, and below which it is divided by the factor */
+    double rope_beta_slow;
+    bool rope_truncates;          /* YARN: those bounds are rounded to whole frequencies */
+    double rope_attention_factor; /* YARN: of sines and cosines */
     bool has_rope_freqs; /* GGUF tensor rope_freqs.weight [rope_dim/2]: divides each frequency */
     double rope_local_theta; /* base of the SLIDING layers, without scaling; 0 = as the others */
     bool layer_has_rope[MODEL_MAX_LAYERS]; /* false: no position encoding in that layer (SmolLM3) */
@@ -91,12 +119,28 @@ typedef struct model_config {
     bool mlp_bias;
     bool qk_norm;    /* RMS norm over head_dim of q and k before rope (Qwen3) */
     bool qk_l2_norm; /* the same without weights, after rope, in layers with rope (Llama 4) */
+    bool attn_sinks; /* a logit for each head that no key has (kernels/attention.h) */
     bool tied_head;  /* no output.weight: the embedding is the head */
     ffn_act act;
+    float act_alpha; /* CLAMPED */
+    float act_limit;
     bool scales_embed;  /* embeddings are multiplied by sqrt(dim), rounded to their type (Gemma) */
     bool norm_plus_one; /* norm weights are stored less one (Gemma outside GGUF) */
     bool
         post_norms; /* what attention and the FFN give is normalised before it is added (Gemma 2) */
+
+    int32_t n_experts;        /* in layers that have them; 0 = no layer has */
+    int32_t n_experts_chosen; /* for each row */
+    int32_t expert_ffn_dim;
+    int32_t shared_ffn_dim; /* of the expert that every row has besides; 0 = none */
+    bool layer_has_experts[MODEL_MAX_LAYERS]; /* instead of one feed-forward part of ffn_dim */
+    expert_gate expert_gate;
+    bool
+        expert_scales_input; /* the weight is a factor of what an expert gets, not gives (Llama 4) */
+    bool router_bias;
+    bool expert_bias;
+    expert_form expert_form;
+    bool expert_interleaved; /* rows of gate and up alternate, in the forms that join them */
 
     bool is_encoder_decoder;
     encdec_config encdec; /* all 0 in other models */

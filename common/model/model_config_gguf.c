@@ -25,10 +25,12 @@ typedef struct arch_traits {
     float final_soft_cap;
     int32_t wide_scale_layers; /* a model of so many layers scales attention by dim / heads instead
                                   of the head size */
+    bool needs_experts;
+    bool is_gpt_oss; /* attention sinks, clamped gates, exact YaRN bounds */
 } arch_traits;
 
 static const arch_traits archs[] = {
-    {.name = "llama", .rope = ROPE_ADJACENT}, /* also Mistral and SmolLM2 */
+    {.name = "llama", .rope = ROPE_ADJACENT}, /* also Mistral, Mixtral and SmolLM2 */
     {.name = "qwen2", .rope = ROPE_HALVES, .always_qkv_bias = true},
     {.name = "qwen3", .rope = ROPE_HALVES, .always_qk_norm = true},
     {.name = "smollm3", .rope = ROPE_ADJACENT, .no_rope_interval = 4},
@@ -46,9 +48,15 @@ static const arch_traits archs[] = {
      .local_theta = 10000.0,
      .is_gemma = true,
      .wide_scale_layers = 62},
+    {.name = "qwen3moe", .rope = ROPE_HALVES, .always_qk_norm = true, .needs_experts = true},
+    {.name = "gpt-oss",
+     .rope = ROPE_HALVES,
+     .full_interval = 2,
+     .needs_experts = true,
+     .is_gpt_oss = true},
 };
 
-#define SUPPORTED_ARCHS "llama, qwen2, qwen3, smollm3, gemma2, gemma3"
+#define SUPPORTED_ARCHS "llama, qwen2, qwen3, smollm3, gemma2, gemma3, qwen3moe, gpt-oss"
 
 typedef struct reader {
     model_config *cfg;
@@ -256,6 +264,27 @@ static bool string_is(const gguf_string *s, const char *text)
     return s->n_bytes == strlen(text) && memcmp(s->data, text, s->n_bytes) == 0;
 }
 
+/* The truncation of the bounds is no key: files of gpt-oss were made for exact ones. */
+static pgd_err read_yarn(const reader *r)
+{
+    model_config *cfg = r->cfg;
+    double factor = 1.0, yarn_factor = 1.0;
+    cfg->rope_scaling = ROPE_SCALING_YARN;
+    cfg->rope_beta_fast = 32.0;
+    cfg->rope_beta_slow = 1.0;
+    cfg->rope_truncates = !r->arch->is_gpt_oss;
+    if (cfg->rope_original_context == 0)
+        cfg->rope_original_context = cfg->max_context;
+    PGD_TRY(read_f64(&cfg->rope_beta_fast, r, "rope.scaling.yarn_beta_fast", false));
+    PGD_TRY(read_f64(&cfg->rope_beta_slow, r, "rope.scaling.yarn_beta_slow", false));
+    PGD_TRY(read_f64(&factor, r, "rope.scaling.attn_factor", false));
+    PGD_TRY(read_f64(&yarn_factor, r, "rope.scaling.yarn_attn_factor", false));
+    cfg->rope_attention_factor = factor * yarn_factor;
+    if (cfg->rope_factor > 1.0)
+        cfg->rope_attention_factor *= 0.1 * log(cfg->rope_factor) + 1.0;
+    return PGD_OK;
+}
+
 static pgd_err read_rope_scaling(const reader *r)
 {
     model_config *cfg = r->cfg;
@@ -275,7 +304,7 @@ static pgd_err read_rope_scaling(const reader *r)
     if (string_is(&type, "linear"))
         cfg->rope_scaling = ROPE_SCALING_LINEAR;
     else if (string_is(&type, "yarn"))
-        cfg->rope_scaling = ROPE_SCALING_YARN;
+        return read_yarn(r);
     else
         return pgd_fail(
             r->why, PGD_EUNSUPPORTED,
@@ -306,7 +335,6 @@ static pgd_err read_rope(const reader *r)
 static pgd_err refuse_options(const reader *r)
 {
     char key[MAX_KEY];
-    int32_t n_experts = 0;
     bool is_causal = true;
     int64_t n_parts = 1;
     if (gguf_get_i64(r->file, "split.count", &n_parts) && n_parts > 1)
@@ -314,19 +342,81 @@ static pgd_err refuse_options(const reader *r)
                         "expected a whole model, got one of %" PRId64
                         " parts (split.count); merge them into one GGUF file",
                         n_parts);
-    PGD_TRY(read_i32(&n_experts, r, "expert_count", false));
-    if (n_experts > 0)
-        return pgd_fail(
-            r->why, PGD_EUNSUPPORTED,
-            "mixture-of-experts models are not supported by this build (%s.expert_count is "
-            "%" PRId32 ")",
-            r->arch->name, n_experts);
     make_key(key, r, "attention.causal");
     if (gguf_get_bool(r->file, key, &is_causal) && !is_causal)
         return pgd_fail(
             r->why, PGD_EUNSUPPORTED,
             "models without causal attention are not supported by this build (%s is false)", key);
     return PGD_OK;
+}
+
+static bool layer_has(const reader *r, int32_t layer, const char *what)
+{
+    char name[64];
+    (void)snprintf(name, sizeof(name), "blk.%" PRId32 ".%s", layer, what);
+    return gguf_get_tensor(r->file, name) != NULL;
+}
+
+/* Kinds of experts that the architectures here do not have. */
+static pgd_err refuse_expert_options(const reader *r)
+{
+    enum { GATE_SOFTMAX = 1, GATE_SOFTMAX_CHOSEN = 3 };
+    int32_t n_shared = 0, n_groups = 0, gate = GATE_SOFTMAX;
+    double scale = 1.0;
+    PGD_TRY(read_i32(&n_shared, r, "expert_shared_count", false));
+    PGD_TRY(read_i32(&n_groups, r, "expert_group_count", false));
+    PGD_TRY(read_i32(&gate, r, "expert_gating_func", false));
+    PGD_TRY(read_f64(&scale, r, "expert_weights_scale", false));
+    if (n_shared > 0 || n_groups > 1 || (gate != GATE_SOFTMAX && gate != GATE_SOFTMAX_CHOSEN) ||
+        (scale != 0.0 && scale != 1.0))
+        return pgd_fail(r->why, PGD_EUNSUPPORTED,
+                        "expected experts without shared ones, groups, scale and another gate than "
+                        "softmax, got %" PRId32 " shared, %" PRId32 " groups, scale %g and gate "
+                        "%" PRId32 ", at metadata keys %s.expert_*",
+                        n_shared, n_groups, scale, gate, r->arch->name);
+    return PGD_OK;
+}
+
+/* A layer has experts when it has a router. */
+static pgd_err read_experts(const reader *r)
+{
+    model_config *cfg = r->cfg;
+    char key[MAX_KEY];
+    bool norms = true;
+    int32_t first = -1;
+    PGD_TRY(read_i32(&cfg->n_experts, r, "expert_count", r->arch->needs_experts));
+    if (cfg->n_experts == 0)
+        return PGD_OK;
+    PGD_TRY(refuse_expert_options(r));
+    PGD_TRY(read_i32(&cfg->n_experts_chosen, r, "expert_used_count", true));
+    cfg->expert_ffn_dim = cfg->ffn_dim;
+    PGD_TRY(read_i32(&cfg->expert_ffn_dim, r, "expert_feed_forward_length", false));
+    make_key(key, r, "expert_weights_norm");
+    if (gguf_get_value(r->file, key) != NULL && !gguf_get_bool(r->file, key, &norms))
+        return fail_type(r, key, "a flag");
+    cfg->expert_gate = norms ? EXPERT_GATE_SOFTMAX_CHOSEN : EXPERT_GATE_SOFTMAX_ALL;
+    for (int32_t i = 0; i < PGD_MIN(cfg->n_layers, MODEL_MAX_LAYERS); i++) {
+        cfg->layer_has_experts[i] = layer_has(r, i, "ffn_gate_inp.weight");
+        if (cfg->layer_has_experts[i] && first < 0)
+            first = i;
+    }
+    if (first < 0)
+        return pgd_fail(
+            r->why, PGD_EFORMAT,
+            "expected a tensor \"ffn_gate_inp.weight\" of some layer, since %s.expert_count "
+            "is %" PRId32 ", got none",
+            r->arch->name, cfg->n_experts);
+    cfg->router_bias = layer_has(r, first, "ffn_gate_inp.bias");
+    cfg->expert_bias = layer_has(r, first, "ffn_down_exps.bias");
+    return PGD_OK;
+}
+
+static void set_gpt_oss(model_config *cfg)
+{
+    cfg->act = FFN_ACT_CLAMPED;
+    cfg->act_alpha = 1.702f;
+    cfg->act_limit = 7.0f;
+    cfg->attn_sinks = true;
 }
 
 static pgd_err read_tensor_flags(const reader *r)
@@ -499,6 +589,9 @@ pgd_err model_config_gguf_read(model_config *out, const gguf_file *file, pgd_why
     PGD_TRY(read_scale(&r));
     PGD_TRY(read_rope(&r));
     PGD_TRY(read_tensor_flags(&r));
+    PGD_TRY(read_experts(&r));
+    if (r.arch->is_gpt_oss)
+        set_gpt_oss(out);
     PGD_TRY(read_ids(&r));
     read_generation(&r);
     return model_config_check(out, why);

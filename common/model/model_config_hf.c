@@ -17,6 +17,18 @@
 
 enum { MAX_CONFIG_BYTES = 4 << 20, MAX_PATH_BYTES = 4096 };
 
+static const hf_expert_traits mixtral_experts = {.default_count = 8, .default_chosen = 2};
+static const hf_expert_traits qwen3_experts = {.default_count = 128,
+                                               .default_chosen = 8,
+                                               .default_ffn = 768,
+                                               .some_layers = true,
+                                               .may_weigh_by_all = true};
+static const hf_expert_traits gpt_oss_experts = {.default_count = 128,
+                                                 .default_chosen = 4,
+                                                 .is_turned = true,
+                                                 .is_interleaved = true,
+                                                 .has_biases = true};
+
 static const hf_traits archs[] = {
     {.class_name = "LlamaForCausalLM",
      .model_type = "llama",
@@ -94,15 +106,49 @@ static const hf_traits archs[] = {
      .act_member = "hidden_activation",
      .default_act = FFN_ACT_GELU_TANH,
      .is_gemma = true},
+    {.class_name = "MixtralForCausalLM",
+     .model_type = "mixtral",
+     .default_kv_heads = 8,
+     .default_context = 131072,
+     .default_eps = 1e-5,
+     .default_rope_theta = 1000000.0,
+     .layers = LAYERS_SLIDING,
+     .experts = &mixtral_experts},
+    {.class_name = "Qwen3MoeForCausalLM",
+     .model_type = "qwen3_moe",
+     .default_kv_heads = 4,
+     .default_context = 32768,
+     .default_rope_theta = 10000.0,
+     .layers = LAYERS_SLIDING,
+     .default_window = 4096,
+     .window_needs_flag = true,
+     .reads_biases = true,
+     .has_qk_norm = true,
+     .experts = &qwen3_experts},
+    {.class_name = "GptOssForCausalLM",
+     .model_type = "gpt_oss",
+     .default_kv_heads = 8,
+     .default_head_dim = 64,
+     .default_context = 131072,
+     .default_eps = 1e-5,
+     .default_rope_theta = 150000.0,
+     .layers = LAYERS_SLIDING_BUT_NTH,
+     .default_window = 128,
+     .default_interval = 2,
+     .reads_biases = true,
+     .default_bias = true,
+     .is_gpt_oss = true,
+     .experts = &gpt_oss_experts},
     {.class_name = "BartForConditionalGeneration",
      .model_type = "bart",
      .default_context = 1024,
      .is_encdec = true},
 };
 
-#define SUPPORTED_ARCHS                                                          \
-    "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, " \
-    "SmolLM3ForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, BartForConditionalGeneration"
+#define SUPPORTED_ARCHS                                                              \
+    "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, "     \
+    "SmolLM3ForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, MixtralForCausalLM, " \
+    "Qwen3MoeForCausalLM, GptOssForCausalLM, BartForConditionalGeneration"
 
 typedef hf_reader reader;
 
@@ -161,7 +207,10 @@ static pgd_err refuse_options(const reader *r)
     if (sees_all)
         return pgd_fail(r->why, PGD_EUNSUPPORTED,
                         "expected causal attention, got \"use_bidirectional_attention\"");
-    if (json_get(r->json, "quantization_config") != NULL)
+    const cJSON *quantized = json_get(r->json, "quantization_config");
+    bool is_known =
+        r->arch->is_gpt_oss && text_is(json_string(json_get(quantized, "quant_method")), "mxfp4");
+    if (quantized != NULL && !is_known)
         return pgd_fail(r->why, PGD_EUNSUPPORTED,
                         "expected plain F32, F16 or BF16 weights, got a quantized checkpoint "
                         "(\"quantization_config\"); use the original or a GGUF file");
@@ -244,7 +293,7 @@ static pgd_err read_scale(const reader *r)
 static pgd_err read_flags(const reader *r)
 {
     model_config *cfg = r->cfg;
-    bool attention_bias = false;
+    bool attention_bias = r->arch->default_bias;
     cfg->tied_head = r->arch->default_tied;
     PGD_TRY(json_get_bool(&cfg->tied_head, r->json, "tie_word_embeddings", r->why));
     if (r->arch->reads_biases)
@@ -256,6 +305,8 @@ static pgd_err read_flags(const reader *r)
     cfg->qk_norm = r->arch->has_qk_norm;
     cfg->scales_embed = cfg->norm_plus_one = cfg->post_norms = r->arch->is_gemma;
     PGD_TRY(read_act(r));
+    if (r->arch->experts != NULL)
+        PGD_TRY(model_config_hf__experts(r));
     return read_scale(r);
 }
 

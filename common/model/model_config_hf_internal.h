@@ -19,6 +19,18 @@ typedef enum layer_pattern {
     LAYERS_CHUNKED_WITH_ROPE, /* those with rope, in chunks */
 } layer_pattern;
 
+/* Of classes with a mixture of experts. */
+typedef struct hf_expert_traits {
+    int32_t default_count;  /* of absent "num_local_experts" and "num_experts" */
+    int32_t default_chosen; /* of an absent "num_experts_per_tok" */
+    int32_t default_ffn; /* of an absent "moe_intermediate_size"; 0 = "intermediate_size" counts */
+    bool some_layers;    /* "decoder_sparse_step" and "mlp_only_layers" say which have experts */
+    bool may_weigh_by_all; /* without "norm_topk_prob" weights are shares of all experts */
+    bool is_turned;        /* EXPERT_FORM_TURNED */
+    bool is_interleaved;
+    bool has_biases; /* of router and experts */
+} hf_expert_traits;
+
 typedef struct hf_traits {
     const char *class_name; /* config.json "architectures" */
     const char *model_type;
@@ -45,6 +57,9 @@ typedef struct hf_traits {
     bool is_gemma; /* norms less one, post norms, scaled embeddings, "query_pre_attn_scalar" */
     float default_attn_soft_cap; /* 0 = none, like null */
     float default_final_soft_cap;
+    bool default_bias; /* of an absent "attention_bias" */
+    bool is_gpt_oss;   /* attention sinks, clamped gates, YaRN unless told otherwise */
+    const hf_expert_traits *experts; /* NULL = none */
 } hf_traits;
 
 typedef struct hf_reader {
@@ -68,5 +83,7 @@ PGD_MUST_USE pgd_err model_config_hf__encdec(const hf_reader *r);
 PGD_MUST_USE pgd_err model_config_hf__encdec_ids(const hf_reader *r, const cJSON *json);
 /* Notes the members that ask for what this build leaves out. */
 void model_config_hf__encdec_ignored(const hf_reader *r, const cJSON *json);
+/* The mixture of experts of a class that has one. */
+PGD_MUST_USE pgd_err model_config_hf__experts(const hf_reader *r);
 
 #endif

@@ -6,6 +6,7 @@
  * "layer_types". "rope_type" was once "type".
  */
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "common/model/model_config_hf_internal.h"
@@ -180,6 +181,48 @@ static pgd_err read_llama3_scaling(const hf_reader *r, const cJSON *scaling)
     return PGD_OK;
 }
 
+/* 0.1 mscale ln(factor) + 1, the YaRN paper's temperature. */
+static double attention_factor_of(double factor, double mscale)
+{
+    return factor <= 1.0 ? 1.0 : 0.1 * mscale * log(factor) + 1.0;
+}
+
+static pgd_err read_yarn_scaling(const hf_reader *r, const cJSON *scaling)
+{
+    model_config *cfg = r->cfg;
+    int64_t original = cfg->max_context;
+    double mscale = 0.0, mscale_all_dim = 0.0;
+    cfg->rope_scaling = ROPE_SCALING_YARN;
+    cfg->rope_beta_fast = 32.0;
+    cfg->rope_beta_slow = 1.0;
+    cfg->rope_truncates = true;
+    PGD_TRY(json_get_f64(&cfg->rope_beta_fast, scaling, "beta_fast", r->why));
+    PGD_TRY(json_get_f64(&cfg->rope_beta_slow, scaling, "beta_slow", r->why));
+    PGD_TRY(json_get_bool(&cfg->rope_truncates, scaling, "truncate", r->why));
+    PGD_TRY(json_get_f64(&mscale, scaling, "mscale", r->why));
+    PGD_TRY(json_get_f64(&mscale_all_dim, scaling, "mscale_all_dim", r->why));
+    PGD_TRY(
+        json_get_i64(&original, scaling, "original_max_position_embeddings", 1, INT32_MAX, r->why));
+    cfg->rope_original_context = (int32_t)original;
+    cfg->rope_attention_factor = attention_factor_of(cfg->rope_factor, 1.0);
+    if (mscale != 0.0 && mscale_all_dim != 0.0)
+        cfg->rope_attention_factor = attention_factor_of(cfg->rope_factor, mscale) /
+                                     attention_factor_of(cfg->rope_factor, mscale_all_dim);
+    return json_get_f64(&cfg->rope_attention_factor, scaling, "attention_factor", r->why);
+}
+
+/* What gpt-oss was made with, for a file that says nothing. */
+static void set_gpt_oss_scaling(model_config *cfg)
+{
+    cfg->rope_scaling = ROPE_SCALING_YARN;
+    cfg->rope_factor = 32.0;
+    cfg->rope_beta_fast = 32.0;
+    cfg->rope_beta_slow = 1.0;
+    cfg->rope_truncates = false;
+    cfg->rope_original_context = 4096;
+    cfg->rope_attention_factor = attention_factor_of(cfg->rope_factor, 1.0);
+}
+
 static const char *scaling_type(const cJSON *scaling)
 {
     const char *type = json_string(json_get(scaling, "rope_type"));
@@ -204,10 +247,11 @@ static pgd_err read_rope_scaling(const hf_reader *r, const cJSON *scaling)
     if (strcmp(type, "linear") == 0)
         cfg->rope_scaling = ROPE_SCALING_LINEAR;
     else if (strcmp(type, "yarn") == 0)
-        cfg->rope_scaling = ROPE_SCALING_YARN;
+        return read_yarn_scaling(r, scaling);
     else
         return pgd_fail(r->why, PGD_EUNSUPPORTED,
-                        "expected rope scaling default, linear or llama3, got \"%.40s\"", type);
+                        "expected rope scaling default, linear, llama3 or yarn, got \"%.40s\"",
+                        type);
     return PGD_OK;
 }
 
@@ -272,8 +316,11 @@ static pgd_err read_rope(const hf_reader *r)
         cfg->rope_local_theta = r->arch->default_local_theta;
         PGD_TRY(json_get_f64(&cfg->rope_local_theta, r->json, "rope_local_base_freq", r->why));
     }
-    if (rope == NULL)
+    if (rope == NULL) {
+        if (r->arch->is_gpt_oss)
+            set_gpt_oss_scaling(cfg);
         return PGD_OK;
+    }
     if (!cJSON_IsObject(rope))
         return pgd_fail(r->why, PGD_EFORMAT, "expected an object \"%s\", got another JSON value",
                         rope->string);

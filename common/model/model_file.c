@@ -129,6 +129,20 @@ static bool has_ending(const char *path, const char *ending)
     return n_path >= n_ending && strcmp(path + n_path - n_ending, ending) == 0;
 }
 
+/* Files name the norm before the feed-forward part of gpt-oss after the attention that it follows. */
+static void rename_norms(model_file *f)
+{
+    static const char given[] = "post_attention_norm.weight";
+    static const char meant[] = "ffn_norm.weight";
+    if (strcmp(f->cfg.arch, "gpt-oss") != 0)
+        return;
+    for (int32_t i = 0; i < f->n_tensors; i++) {
+        char *name = f->names[i];
+        if (strncmp(name, "blk.", 4) == 0 && has_ending(name, given))
+            memcpy(name + strlen(name) - (sizeof(given) - 1), meant, sizeof(meant));
+    }
+}
+
 static pgd_err open_gguf(model_file *f, const char *path, pgd_err *config_err, pgd_why *config_why,
                          pgd_why *why)
 {
@@ -143,6 +157,7 @@ static pgd_err open_gguf(model_file *f, const char *path, pgd_err *config_err, p
     *config_err = model_config_gguf_read(&f->cfg, f->gguf, config_why);
     if (*config_err != PGD_OK)
         (void)pgd_fail_prefix(config_why, *config_err, "%s", path);
+    rename_norms(f);
     return PGD_OK;
 }
 
@@ -165,6 +180,26 @@ static pgd_err open_dir(model_file *f, const char *path, pgd_err *config_err, pg
     return list_shard_tensors(f, why);
 }
 
+/* What the tensors of the first layer with experts say; a config may have said TURNED. */
+static expert_form find_expert_form(const model_file *f)
+{
+    const model_config *cfg = &f->cfg;
+    char name[64];
+    int32_t layer = 0;
+    while (layer < cfg->n_layers && !cfg->layer_has_experts[layer])
+        layer++;
+    (void)snprintf(name, sizeof(name), "blk.%" PRId32 ".ffn_gate.0.weight", layer);
+    if (model_file_get_tensor(f, name) != NULL)
+        return EXPERT_FORM_APART;
+    (void)snprintf(name, sizeof(name), "blk.%" PRId32 ".ffn_gate_up_exps.blocks", layer);
+    if (model_file_get_tensor(f, name) != NULL)
+        return EXPERT_FORM_MXFP4;
+    (void)snprintf(name, sizeof(name), "blk.%" PRId32 ".ffn_gate_up_exps.weight", layer);
+    if (model_file_get_tensor(f, name) != NULL)
+        return cfg->expert_form == EXPERT_FORM_TURNED ? EXPERT_FORM_TURNED : EXPERT_FORM_FUSED;
+    return EXPERT_FORM_STACKED;
+}
+
 pgd_err model_file_open_listing(model_file **out, const char *path, pgd_err *config_err,
                                 pgd_why *config_why, pgd_why *why)
 {
@@ -182,6 +217,8 @@ pgd_err model_file_open_listing(model_file **out, const char *path, pgd_err *con
         return err;
     }
     f->has_cfg = *config_err == PGD_OK;
+    if (f->has_cfg && f->cfg.n_experts > 0)
+        f->cfg.expert_form = find_expert_form(f);
     f->cfg.main_dtype = find_main_dtype(f);
     if (f->cfg.is_encoder_decoder)
         f->cfg.encdec.has_logits_bias = model_file_get_tensor(f, "output.bias") != NULL;
@@ -273,6 +310,36 @@ static void print_shape(char out[96], int32_t n_dims, const int64_t *dims)
     (void)snprintf(out + used, 96 - used, "%s]", n_dims > 4 ? ", ..." : "");
 }
 
+static pgd_err check_type(const model_tensor *t, const model_layout_tensor *wanted, pgd_why *why)
+{
+    const dtype_info *info = dtype_get_info((int32_t)t->type);
+    bool is_float = t->type == DTYPE_F32 || t->type == DTYPE_F16 || t->type == DTYPE_BF16;
+    const char *expected = NULL;
+    switch (wanted->values) {
+    case MODEL_LAYOUT_BYTES:
+        expected = strcmp(t->type_name, "U8") == 0 ? NULL : "U8";
+        break;
+    case MODEL_LAYOUT_F32:
+        expected = t->type == DTYPE_F32 ? NULL : "F32";
+        break;
+    case MODEL_LAYOUT_FLOATS:
+        expected = is_float ? NULL : "F32, F16 or BF16";
+        break;
+    case MODEL_LAYOUT_WEIGHTS:
+        if (info == NULL || !info->is_weight)
+            return pgd_fail(why, PGD_EUNSUPPORTED,
+                            "expected a type that this build computes with (F32, F16, BF16, Q8_0, "
+                            "Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4), got %s, at tensor "
+                            "\"%s\"",
+                            t->type_name, wanted->name);
+        break;
+    }
+    if (expected != NULL)
+        return pgd_fail(why, PGD_EUNSUPPORTED, "expected type %s, got %s, at tensor \"%s\"",
+                        expected, t->type_name, wanted->name);
+    return PGD_OK;
+}
+
 static pgd_err check_tensor(const model_file *f, const model_layout_tensor *wanted, pgd_why *why)
 {
     const model_tensor *t = model_file_get_tensor(f, wanted->name);
@@ -292,22 +359,7 @@ static pgd_err check_tensor(const model_file *f, const model_layout_tensor *want
                         "expected shape %s by the model's config, got %s, at tensor \"%s\"",
                         want_text, got_text, wanted->name);
     }
-    const dtype_info *info = dtype_get_info((int32_t)t->type);
-    bool is_float = t->type == DTYPE_F32 || t->type == DTYPE_F16 || t->type == DTYPE_BF16;
-    if (wanted->needs_f32 && t->type != DTYPE_F32)
-        return pgd_fail(why, PGD_EUNSUPPORTED, "expected type F32, got %s, at tensor \"%s\"",
-                        t->type_name, wanted->name);
-    if (wanted->n_dims == 1 && !is_float)
-        return pgd_fail(why, PGD_EUNSUPPORTED,
-                        "expected type F32, F16 or BF16, got %s, at tensor \"%s\"", t->type_name,
-                        wanted->name);
-    if (info == NULL || !info->is_weight)
-        return pgd_fail(why, PGD_EUNSUPPORTED,
-                        "expected a type that this build computes with (F32, F16, BF16, Q8_0, "
-                        "Q4_0, Q4_1, Q5_0, "
-                        "Q5_1, Q4_K, Q5_K, Q6_K, MXFP4), got %s, at tensor \"%s\"",
-                        t->type_name, wanted->name);
-    return PGD_OK;
+    return check_type(t, wanted, why);
 }
 
 pgd_err model_file_check_runnable(const model_file *file, pgd_why *why)
@@ -316,17 +368,16 @@ pgd_err model_file_check_runnable(const model_file *file, pgd_why *why)
     if (!file->has_cfg)
         return pgd_fail(why, PGD_EUNSUPPORTED,
                         "expected a config that this build understands, got none");
-    if (cfg->rope_scaling == ROPE_SCALING_YARN)
+    if (cfg->n_experts > 0 && cfg->expert_form == EXPERT_FORM_MXFP4 &&
+        (cfg->dim % 32 != 0 || cfg->expert_ffn_dim % 32 != 0))
         return pgd_fail(why, PGD_EUNSUPPORTED,
-                        "expected rope scaling none, linear or llama3, got yarn with factor %g, "
-                        "which this build "
-                        "does not compute",
-                        cfg->rope_factor);
-    for (int32_t i = 0; i < model_layout_n_tensors(cfg); i++) {
-        model_layout_tensor wanted;
-        model_layout_get_tensor(&wanted, cfg, i);
+                        "expected sizes of MXFP4 experts that are multiples of 32, got %" PRId32
+                        " and %" PRId32,
+                        cfg->dim, cfg->expert_ffn_dim);
+    model_layout_iter iter = {0};
+    model_layout_tensor wanted;
+    while (model_layout_next(&wanted, &iter, cfg))
         PGD_TRY(check_tensor(file, &wanted, why));
-    }
     for (int32_t i = 0; i < file->n_tensors; i++) {
         const char *name = file->tensors[i].name;
         if (!model_layout_has_tensor(cfg, name) && !model_layout_may_ignore(cfg, name))

@@ -1,5 +1,5 @@
 /* Hugging Face tensor names and their GGUF counterparts: two tables, for whole names and for the
- * parts of a layer. */
+ * parts of a layer; experts have a number in the middle of their names. */
 #include "common/model/model_hf_names.h"
 
 #include <stdio.h>
@@ -24,7 +24,35 @@ static const name_pair layer_names[] = {
     {"self_attn.o_proj", "attn_output"}, {"self_attn.q_norm", "attn_q_norm"},
     {"self_attn.k_norm", "attn_k_norm"}, {"post_attention_layernorm", "ffn_norm"},
     {"mlp.gate_proj", "ffn_gate"},       {"mlp.up_proj", "ffn_up"},
-    {"mlp.down_proj", "ffn_down"},
+    {"mlp.down_proj", "ffn_down"},       {"mlp.gate", "ffn_gate_inp"},
+    {"mlp.router", "ffn_gate_inp"},      {"block_sparse_moe.gate", "ffn_gate_inp"},
+};
+
+/* What stands there with no ending behind. */
+static const name_pair layer_params[] = {
+    {"self_attn.rotary_emb.inv_freq", "attn_rot_embd.weight"},
+    {"self_attn.sinks", "attn_sinks.weight"},
+    {"mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight"},
+    {"mlp.experts.gate_up_proj_bias", "ffn_gate_up_exps.bias"},
+    {"mlp.experts.gate_up_proj_blocks", "ffn_gate_up_exps.blocks"},
+    {"mlp.experts.gate_up_proj_scales", "ffn_gate_up_exps.scales"},
+    {"mlp.experts.down_proj", "ffn_down_exps.weight"},
+    {"mlp.experts.down_proj_bias", "ffn_down_exps.bias"},
+    {"mlp.experts.down_proj_blocks", "ffn_down_exps.blocks"},
+    {"mlp.experts.down_proj_scales", "ffn_down_exps.scales"},
+};
+
+/* What stands before the number of an expert, and between it and ".weight". */
+static const struct {
+    const char *before;
+    name_pair module;
+} expert_names[] = {
+    {"mlp.experts.", {"gate_proj", "ffn_gate"}},
+    {"mlp.experts.", {"up_proj", "ffn_up"}},
+    {"mlp.experts.", {"down_proj", "ffn_down"}},
+    {"block_sparse_moe.experts.", {"w1", "ffn_gate"}},
+    {"block_sparse_moe.experts.", {"w3", "ffn_up"}},
+    {"block_sparse_moe.experts.", {"w2", "ffn_down"}},
 };
 
 /* Instead, in models with post norms. */
@@ -69,13 +97,42 @@ static const char *find_module(const name_pair *names, size_t n_names, const cha
     return NULL;
 }
 
+/* rest = before digits "." module ".weight" */
+static bool print_expert(char *out, size_t out_bytes, const char *layer, int layer_len,
+                         const char *rest, bool *fits)
+{
+    for (size_t i = 0; i < PGD_ARRAY_LEN(expert_names); i++) {
+        const name_pair *module = &expert_names[i].module;
+        size_t n_before = strlen(expert_names[i].before);
+        size_t n_module = strlen(module->hf);
+        if (strncmp(rest, expert_names[i].before, n_before) != 0)
+            continue;
+        const char *number = rest + n_before;
+        size_t n_digits = strspn(number, "0123456789");
+        const char *end = number + n_digits;
+        if (n_digits == 0 || end[0] != '.' || strncmp(end + 1, module->hf, n_module) != 0 ||
+            strcmp(end + 1 + n_module, ".weight") != 0)
+            continue;
+        int n = snprintf(out, out_bytes, "blk.%.*s.%s.%.*s.weight", layer_len, layer, module->gguf,
+                         (int)n_digits, number);
+        *fits = n > 0 && (size_t)n < out_bytes;
+        return true;
+    }
+    return false;
+}
+
 bool model_hf_names_map(char *out, size_t out_bytes, const char *name, bool post_norms)
 {
     const char *layer = NULL;
     int layer_len = 0;
     const char *rest = split_layer(name, &layer, &layer_len);
-    if (rest != NULL && strcmp(rest, "self_attn.rotary_emb.inv_freq") == 0)
-        return print_name(out, out_bytes, layer, layer_len, "attn_rot_embd", ".weight");
+    bool fits = false;
+    for (size_t i = 0; rest != NULL && i < PGD_ARRAY_LEN(layer_params); i++) {
+        if (strcmp(rest, layer_params[i].hf) == 0)
+            return print_name(out, out_bytes, layer, layer_len, layer_params[i].gguf, "");
+    }
+    if (rest != NULL && print_expert(out, out_bytes, layer, layer_len, rest, &fits))
+        return fits;
     const char *module = NULL, *ending = NULL;
     if (rest != NULL && post_norms)
         module = find_module(post_norm_names, PGD_ARRAY_LEN(post_norm_names), rest, &ending);

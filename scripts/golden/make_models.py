@@ -3,8 +3,9 @@
   make_models.py [NAME…]   all of them, or these
 
 Each model has random weights from a seed, scaled so that attention is neither flat nor one-hot and logits spread over
-some ten units. The reference is transformers in F32 with eager attention; the same model in F64 says how far F32 itself
-is off. Prompts are chosen so that no greedy step is close to a tie.
+some ten units; experts' weights of gptoss lie on the grid of MXFP4, so that one golden file serves for both. The
+reference is transformers in F32 with eager attention; the same model in F64 says how far F32 itself
+is off. Prompts are chosen so that no greedy step is close to a tie, and no choice of experts.
 """
 
 import json
@@ -176,6 +177,100 @@ SPECS = {
         },
         "tokenizer": {"eos": "<|im_end|>", "pad": "<|endoftext|>", "chat_template": st.CHATML},
     },
+    "mixtral": {
+        "store": torch.float32,
+        "exact": torch.float32,
+        "gguf": {"f32": gguf.GGMLQuantizationType.F32},
+        "config": {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "hidden_size": 64,
+            "intermediate_size": 80,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 512,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "tie_word_embeddings": False,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "torch_dtype": "float32",
+        },
+        "tokenizer": {"bos": "<s>", "eos": "</s>", "chat_template": st.MISTRAL_CHAT, "add_bos": True},
+    },
+    "qwen3moe": {
+        "store": torch.float32,
+        "exact": torch.float16,
+        "gguf": {"f32": gguf.GGMLQuantizationType.F32, "f16": gguf.GGMLQuantizationType.F16},
+        "pre": "qwen2",
+        "config": {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "moe_intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [1],
+            "max_window_layers": 3,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "vocab_size": 512,
+            "rope_theta": 1000000.0,
+            "tie_word_embeddings": True,
+            "bos_token_id": 507,
+            "eos_token_id": 509,
+            "torch_dtype": "float32",
+        },
+        "tokenizer": {"eos": "<|im_end|>", "pad": "<|endoftext|>", "chat_template": st.CHATML},
+    },
+    "gptoss": {
+        "store": torch.float32,
+        "exact": torch.float32,
+        "gguf": {"f32": gguf.GGMLQuantizationType.F32, "mxfp4": gguf.GGMLQuantizationType.MXFP4},
+        "pre": "llama-bpe",
+        "config": {
+            "architectures": ["GptOssForCausalLM"],
+            "model_type": "gpt_oss",
+            "attention_bias": True,
+            "hidden_size": 64,
+            "intermediate_size": 32,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 24,
+            "swiglu_limit": 7.0,
+            "rope_theta": 10000.0,
+            "rope_scaling": {
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 256,
+                "rope_type": "yarn",
+                "truncate": False,
+            },
+            "vocab_size": 512,
+            "tie_word_embeddings": False,
+            "bos_token_id": 507,
+            "eos_token_id": [508, 511],
+            "torch_dtype": "float32",
+        },
+        "tokenizer": {"bos": "<|begin_of_text|>", "eos": "<|eot_id|>", "chat_template": st.LLAMA3_CHAT, "add_bos": True},
+    },
 }
 
 SPECS |= hybrid_specs.SPECS
@@ -184,6 +279,7 @@ SPECS |= hybrid_specs.SPECS
 LENGTHS = {5: [0, 1, 2, 3, 4], 37: [0, 15, 16, 17, 36], 150: [0, 31, 63, 64, 100, 149]}
 N_GREEDY = 64
 MIN_MARGIN = 1e-3  # of the logit range: ten times what the test allows as error
+MIN_ROUTER_GAP = 1e-4  # between the last expert chosen and the next one; F32 is off by 1e-6
 
 
 def pretty(d):
@@ -192,6 +288,16 @@ def pretty(d):
 
 def is_gemma(model_type):
     return model_type.startswith("gemma")
+
+
+def mxfp4_blocks(x):
+    """What MXFP4 makes of experts [experts, in, out]: blocks of GGUF [experts, out, in / 32, 17]."""
+    rows = x.transpose(1, 2).contiguous().numpy()
+    return gguf.quants.quantize(rows, gguf.GGMLQuantizationType.MXFP4).reshape(*rows.shape[:2], -1, 17)
+
+
+def mxfp4_values(blocks):
+    return torch.from_numpy(gguf.quants.dequantize(blocks.reshape(*blocks.shape[:2], -1), gguf.GGMLQuantizationType.MXFP4))
 
 
 def init_weights(model, exact, seed):
@@ -208,8 +314,14 @@ def init_weights(model, exact, seed):
                     x = 5.0 * x
                 if is_gemma(model.config.model_type):
                     x = x - 1  # what it holds is what is missing from one
-            elif name.endswith(".bias"):
+            elif name.endswith("bias") or "sinks" in name:
                 x = 0.5 * x
+            elif "experts" in name:
+                # [experts, in, out] in gpt-oss, which has MXFP4 in mind; [experts, out, in] elsewhere
+                oss = model.config.model_type == "gpt_oss"
+                x = x * (2.5 if "down" in name else 2.0) / math.sqrt(p.shape[1 if oss else 2])
+                if oss:
+                    x = mxfp4_values(mxfp4_blocks(x)).transpose(1, 2)
             elif "embed_tokens" in name:
                 # Small, so that the epsilon of the first norm matters.
                 x = 0.05 * x
@@ -228,6 +340,22 @@ def init_weights(model, exact, seed):
 def logits_of(model, ids):
     with torch.no_grad():
         return model(torch.tensor([ids]), use_cache=False).logits[0]
+
+
+def router_gap(model, ids):
+    """The smallest distance between the logits of the last expert chosen and the next one."""
+    gaps = []
+
+    def look(module, _, out):
+        top = torch.topk(out[0].reshape(-1, module.num_experts), module.top_k + 1).values
+        gaps.append(float((top[:, -2] - top[:, -1]).min()))
+
+    routers = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
+    hooks = [m.register_forward_hook(look) for m in routers]
+    logits_of(model, ids)
+    for h in hooks:
+        h.remove()
+    return min(gaps, default=math.inf)
 
 
 def greedy(model, prompt, n):
@@ -252,10 +380,13 @@ def make_case(model, wide, length, where, text_ids, vocab):
         tokens, margins = greedy(model, prompt, N_GREEDY)
         if min(margins) < MIN_MARGIN * spread or len(set(tokens)) < 8:
             continue
+        gap = router_gap(model, prompt + tokens)
+        if gap < MIN_ROUTER_GAP:
+            continue
         error = float((logits_of(wide, prompt) - logits).abs().max()) / spread
         print(
             f"  {length} tokens: range {spread:.2f}, smallest margin {min(margins) / spread:.1e} of it, "
-            f"F32 against F64 {error:.1e}, {len(set(tokens))} distinct greedy tokens, seed {seed}"
+            f"F32 against F64 {error:.1e}, {len(set(tokens))} distinct greedy tokens, smallest router gap {gap:.1e}, seed {seed}"
         )
         return {"prompt": prompt, "positions": where, "greedy": tokens, "margin": margins, "logits": logits[where].numpy()}
     raise SystemExit(f"no prompt of {length} tokens with clear greedy steps")
@@ -278,6 +409,8 @@ GGUF_NAMES = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
 }
 
 
@@ -302,6 +435,32 @@ def gguf_name(name, post_norms):
     return f"blk.{layer}.{names[base]}.{kind}"
 
 
+def gguf_tensors(config, state, gemma):
+    """Pairs of a GGUF name and an F32 array."""
+    oss = config["model_type"] == "gpt_oss"
+    for key, value in state.items():
+        a = value.to(torch.float32).numpy()
+        prefix = f"blk.{key.split('.')[2]}." if key.startswith("model.layers.") else ""
+        if key.endswith("mlp.experts.gate_up_proj"):
+            a = a.swapaxes(1, 2) if oss else a
+            gate, up = (a[:, ::2], a[:, 1::2]) if oss else np.split(a, 2, axis=1)
+            yield prefix + "ffn_gate_exps.weight", gate
+            yield prefix + "ffn_up_exps.weight", up
+        elif key.endswith("mlp.experts.down_proj"):
+            yield prefix + "ffn_down_exps.weight", a.swapaxes(1, 2) if oss else a
+        elif key.endswith("gate_up_proj_bias"):
+            yield prefix + "ffn_gate_exps.bias", a[:, ::2]
+            yield prefix + "ffn_up_exps.bias", a[:, 1::2]
+        elif key.endswith("down_proj_bias"):
+            yield prefix + "ffn_down_exps.bias", a
+        elif key.endswith("sinks"):
+            yield prefix + "attn_sinks.weight", a
+        elif oss and "post_attention_layernorm" in key:
+            yield prefix + "post_attention_norm.weight", a
+        else:
+            yield gguf_name(key, gemma), a
+
+
 def llama3_factors(config):
     """What rope_freqs.weight holds: the number each frequency is divided by."""
     s, dim = config["rope_scaling"], config["head_dim"]
@@ -322,8 +481,10 @@ def llama3_factors(config):
 
 def write_gguf(path, name, spec, state, tok, sp):
     config, kind = COMMON | spec["config"], spec["gguf"][path.name.split(".")[-2]]
-    arch = {"qwen3": "qwen3", "gemma2": "gemma2", "gemma3_text": "gemma3"}.get(config["model_type"], "llama")
+    archs = {"qwen3": "qwen3", "gemma2": "gemma2", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
+    arch = archs.get(config["model_type"], "llama")
     gemma = arch.startswith("gemma")
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
     rope = config.get("rope_parameters", config)
     with tempfile.TemporaryDirectory() as tmp:
         out = Path(tmp) / "x.gguf"
@@ -338,12 +499,12 @@ def write_gguf(path, name, spec, state, tok, sp):
         w.add_head_count_kv(config["num_key_value_heads"])
         w.add_rope_freq_base(rope["rope_theta"])
         w.add_layer_norm_rms_eps(config["rms_norm_eps"])
-        w.add_key_length(config["head_dim"])
-        w.add_value_length(config["head_dim"])
+        w.add_key_length(head_dim)
+        w.add_value_length(head_dim)
         w.add_file_type(gguf.LlamaFileType.ALL_F32 if kind == gguf.GGMLQuantizationType.F32 else gguf.LlamaFileType.MOSTLY_F16)
         if arch == "llama":
             w.add_vocab_size(config["vocab_size"])
-            w.add_rope_dimension_count(config["head_dim"])
+            w.add_rope_dimension_count(head_dim)
         if gemma:
             w.add_sliding_window(config["sliding_window"])
             w.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)
@@ -354,6 +515,17 @@ def write_gguf(path, name, spec, state, tok, sp):
             w.add_rope_freq_base_swa(config["rope_local_base_freq"])
             w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             w.add_rope_scaling_factor(config["rope_scaling"]["factor"])
+        if n_experts := config.get("num_local_experts", config.get("num_experts")):
+            w.add_expert_count(n_experts)
+            w.add_expert_used_count(config["num_experts_per_tok"])
+            w.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
+        if arch == "qwen3moe":
+            w.add_expert_weights_norm(config["norm_topk_prob"])
+        if arch == "gpt-oss":
+            w.add_sliding_window(config["sliding_window"])
+            w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            w.add_rope_scaling_factor(config["rope_scaling"]["factor"])
+            w.add_rope_scaling_orig_ctx_len(config["rope_scaling"]["original_max_position_embeddings"])
         w.add_quantization_version(2)
         t = spec["tokenizer"]
         if gemma:
@@ -363,19 +535,22 @@ def write_gguf(path, name, spec, state, tok, sp):
         else:
             st.gguf_byte_level(w, tok, spec["pre"], t.get("bos"), t["eos"], t.get("add_bos", False), config["vocab_size"])
         w.add_chat_template(t["chat_template"])
-        if "rope_scaling" in config and not gemma:
+        if arch == "llama" and "rope_scaling" in config:
             w.add_tensor("rope_freqs.weight", llama3_factors(config))
-        for key, value in state.items():
-            a = value.to(torch.float32).numpy()
+        for key, a in gguf_tensors(config, state, gemma):
+            a = np.ascontiguousarray(a)
             if gemma and key.endswith("norm.weight"):
                 a = a + np.float32(1)
-            if arch == "llama" and "q_proj" in key:
+            if arch == "llama" and "attn_q." in key:
                 a = permute(a, config["num_attention_heads"])
-            if arch == "llama" and "k_proj" in key:
+            if arch == "llama" and "attn_k." in key:
                 a = permute(a, config["num_key_value_heads"])
-            if a.ndim > 1 and kind == gguf.GGMLQuantizationType.F16:
+            if kind == gguf.GGMLQuantizationType.MXFP4 and key.endswith("exps.weight"):
+                w.add_tensor(key, gguf.quants.quantize(a, kind), raw_dtype=kind)
+                continue
+            if a.ndim > 1 and kind == gguf.GGMLQuantizationType.F16 and "ffn_gate_inp" not in key:
                 a = a.astype(np.float16)
-            w.add_tensor(gguf_name(key, gemma), np.ascontiguousarray(a))
+            w.add_tensor(key, np.ascontiguousarray(a))
         w.write_header_to_file()
         w.write_kv_data_to_file()
         w.write_tensors_to_file()
@@ -401,6 +576,43 @@ def write_safetensors(folder, state, shards):
         save(folder / file, safetensors_save(group, meta))
         where |= {k: file for k in group}
     save(folder / "model.safetensors.index.json", pretty({"metadata": {"total_size": total}, "weight_map": where}))
+
+
+def apart(name, state):
+    """The names and shapes that checkpoints of the time had: Mixtral with a matrix of each expert."""
+    if name != "mixtral":
+        return state
+    out = {}
+    for key, value in state.items():
+        key = key.replace(".mlp.", ".block_sparse_moe.")
+        for e in range(value.shape[0] if ".experts." in key else 0):
+            base = key.rsplit(".", 1)[0] + f".{e}."
+            if key.endswith("down_proj"):
+                out[base + "w2.weight"] = value[e].contiguous()
+            else:
+                out[base + "w1.weight"], out[base + "w3.weight"] = (x.contiguous() for x in value[e].chunk(2))
+        if ".experts." not in key:
+            out[key] = value
+    return out
+
+
+def write_mxfp4(folder, source, config, state):
+    """A directory as OpenAI's: experts as blocks and scales. Two neighbours share a byte."""
+    shutil.rmtree(folder, ignore_errors=True)
+    out = {}
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        save(folder / name, (source / name).read_bytes())
+    for key, value in state.items():
+        if not key.endswith(("gate_up_proj", "experts.down_proj")):
+            out[key] = value
+            continue
+        blocks = mxfp4_blocks(value)
+        assert torch.equal(mxfp4_values(blocks), value.transpose(1, 2))
+        codes = np.concatenate([blocks[..., 1:] & 15, blocks[..., 1:] >> 4], axis=-1)
+        out[key + "_blocks"] = torch.from_numpy(codes[..., ::2] | codes[..., 1::2] << 4).contiguous()
+        out[key + "_scales"] = torch.from_numpy(np.ascontiguousarray(blocks[..., 0]))
+    save(folder / "config.json", pretty(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    write_safetensors(folder, out, 1)
 
 
 def sensitivity(name, model, case):
@@ -451,6 +663,24 @@ def sensitivity(name, model, case):
         out["rope in all layers"] = off()
         for i, layer in enumerate(model.model.layers):
             layer.self_attn.use_rope = config.no_rope_layers[i]
+    if config.model_type == "gpt_oss":
+        for m in model.modules():
+            if hasattr(m, "sinks"):
+                m.sinks.data -= 50
+        out["no sinks"] = off()
+        for m in model.modules():
+            if hasattr(m, "sinks"):
+                m.sinks.data += 50
+        rotary.attention_scaling, keep_scaling = 1.0, rotary.attention_scaling
+        out["no attention factor"] = off()
+        rotary.attention_scaling = keep_scaling
+        for m in model.modules():
+            if hasattr(m, "limit"):
+                m.limit = 1e9
+        out["no clamp"] = off()
+        for m in model.modules():
+            if hasattr(m, "limit"):
+                m.limit = config.swiglu_limit
     print("  sensitivity: " + ", ".join(f"{k} {v:.1e}" for k, v in out.items()))
 
 
@@ -459,37 +689,39 @@ def make(name, tok, sp):
     folder = MODELS / f"{name}-tiny"
     shutil.rmtree(folder, ignore_errors=True)
     config = COMMON | spec["config"]
-    if config["model_type"] in ("qwen2", "qwen3") or is_gemma(config["model_type"]):
+    if config["model_type"] in ("qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss") or is_gemma(config["model_type"]):
         config.pop("mlp_bias")
-    if config["model_type"] == "qwen2":
+    if config["model_type"] in ("qwen2", "mixtral"):
         config.pop("attention_bias")
     save(folder / "config.json", pretty(config))
     generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"], "do_sample": True}
     generation |= {"temperature": 0.6, "top_p": 0.9, "transformers_version": "5.24.0"}
-    if name == "qwen3":
+    if name in ("qwen3", "qwen3moe"):
         generation |= {"top_k": 20}
     save(folder / "generation_config.json", pretty(generation))
-    save(folder / "tokenizer.json", st.tokenizer_json(tok, string_merges=name in ("llama31", "qwen2")))
+    save(folder / "tokenizer.json", st.tokenizer_json(tok, string_merges=name in ("llama31", "qwen2", "gptoss")))
     save(folder / "tokenizer_config.json", st.tokenizer_config(**spec["tokenizer"]))
 
     from transformers import AutoConfig
 
     cfg = AutoConfig.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_config(cfg, attn_implementation="eager", dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(cfg, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32)
     seed = sum(name.encode())
     model = init_weights(model, spec["exact"], seed).eval()
     state = {k: v.to(spec["store"]).contiguous() for k, v in model.state_dict().items()}
     if cfg.tie_word_embeddings:
         state.pop("lm_head.weight")
     assert all(torch.equal(v.float(), model.state_dict()[k]) for k, v in state.items())
-    write_safetensors(folder, state, spec.get("shards", 1))
+    write_safetensors(folder, apart(name, state), spec.get("shards", 1))
+    if "mxfp4" in spec.get("gguf", {}):
+        write_mxfp4(MODELS / f"{name}-mxfp4-tiny", folder, config, state)
     for kind in spec.get("gguf", {}):
         write_gguf(folder / f"{name}-tiny.{kind}.gguf", name, spec, state, tok, sp)
 
     # The reference reads the files just written.
-    ref = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    ref = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32).eval()
     assert all(torch.equal(v, model.state_dict()[k]) for k, v in ref.state_dict().items())
-    wide = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64).eval()
+    wide = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", experts_implementation="eager", dtype=torch.float64).eval()
     assert not hasattr(cfg, "no_rope_layers") or [m.self_attn.use_rope for m in ref.model.layers] == cfg.no_rope_layers
     text_ids = tok.encode(corpus.english(), add_special_tokens=False).ids
     hf = AutoTokenizer.from_pretrained(folder)

@@ -277,4 +277,7 @@ def model_tokenizers():
         "gemma3": (gemma_bpe(gemma), gemma),
         "mistral-swa": (sentencepiece_bpe(sp, "first"), sp),
         "qwen3-swa": (byte_level("qwen2", 512, text, chatml + plain("<think>", "</think>")), None),
+        "mixtral": (sentencepiece_bpe(sp, "first"), sp),
+        "qwen3moe": (byte_level("qwen2", 512, text, chatml + plain("<think>", "</think>")), None),
+        "gptoss": (byte_level("llama3", 512, text, llama3, bos="<|begin_of_text|>"), None),
     }

@@ -14,6 +14,7 @@
 #include "common/mem.h"
 #include "tests/unit/one_group.h"
 #include "worker/model/decoder.h"
+#include "worker/model/model_ops.h"
 
 enum { DECODER_RIG_BLOCK_SIZE = 16, DECODER_RIG_N_THREADS = 2 };
 
@@ -85,9 +86,8 @@ static inline void decoder_rig_create_state(decoder_rig *g)
                                .n_heads = cfg->n_heads,
                                .kv = page,
                                .n_threads = DECODER_RIG_N_THREADS};
-    int32_t max_n_in = PGD_MAX(PGD_MAX(cfg->dim, cfg->ffn_dim), cfg->n_heads * cfg->head_dim);
     size_t n_bytes =
-        PGD_MAX(g->ops.matmul->workspace_bytes(o->max_rows, max_n_in, DECODER_RIG_N_THREADS),
+        PGD_MAX(model_ops_workspace_bytes(cfg, o->max_rows, DECODER_RIG_N_THREADS, &g->ops),
                 g->ops.attention_workspace_bytes(&limits));
     g->ctx = (kernel_ctx){.pool = g->pool, .workspace_bytes = PGD_MAX(n_bytes, 64)};
     g->ctx.workspace = mem_alloc_aligned(g->ctx.workspace_bytes, 64);

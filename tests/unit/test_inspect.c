@@ -56,6 +56,18 @@ static void test_inspect_runnable_models(void **state)
     check_has(text, "frequency factors in the file");
     check_ends(text, "\nthis build can run it: yes\n");
     free(text);
+    text = inspect("tests/data/models/gptoss-mxfp4-tiny", INSPECT_RUNNABLE);
+    check_has(text, "2 of 6 experts of 32 for each token in 3 layers, clamped gate\n");
+    check_has(text, "sliding window of 24, 1 layers full; scale 0.25, a sink for each");
+    check_has(text, "yarn scaling by 8 from a context of 256\n");
+    check_has(text, "blk.*.ffn_gate_up_exps.blocks");
+    free(text);
+    text = inspect("tests/data/models/qwen3moe-tiny/qwen3moe-tiny.f16.gguf", INSPECT_RUNNABLE);
+    check_has(text, "3 of 6 experts of 48 for each token in 2 layers, 96 in the others, SiLU gate");
+    free(text);
+    text = inspect("tests/data/models/mixtral-tiny", INSPECT_RUNNABLE);
+    check_has(text, "blk.*.ffn_down.*.weight");
+    free(text);
 }
 
 static void test_inspect_hybrid_models(void **state)
@@ -99,7 +111,7 @@ static void test_inspect_foreign_architecture(void **state)
     check_has(text, "blk.*.ssm.weight              2  [4, 8]            F32            256 B\n");
     check_has(text, "type 99");
     check_has(text, "this build can run it: no: ");
-    check_has(text, "which runs llama, qwen2, qwen3, smollm3, gemma2, gemma3\n");
+    check_has(text, "which runs llama, qwen2, qwen3, smollm3, gemma2, gemma3, qwen3moe, gpt-oss\n");
     assert_null(strchr(text, '\033'));
     free(text);
 }

@@ -219,11 +219,14 @@ static void test_model_file_gguf_rope_scaling(void **state)
         builder_kv_f32(&b, "llama.rope.scaling.factor", cases[i].factor);
         put_embedding(&b);
         model_file *f = open_ok(&b);
-        assert_int_equal(model_file_get_config(f)->rope_scaling, cases[i].wanted);
-        if (cases[i].wanted == ROPE_SCALING_YARN)
-            check_not_runnable(f, PGD_EUNSUPPORTED, "yarn with factor 4");
-        else
-            model_file_close(f);
+        const model_config *cfg = model_file_get_config(f);
+        assert_int_equal(cfg->rope_scaling, cases[i].wanted);
+        if (cases[i].wanted == ROPE_SCALING_YARN) {
+            assert_true(fabs(cfg->rope_attention_factor - 1.1386294361119891) < 1e-12);
+            assert_true(cfg->rope_beta_fast == 32.0 && cfg->rope_beta_slow == 1.0);
+            assert_true(cfg->rope_truncates);
+        }
+        model_file_close(f);
     }
     begin_values(&b, "llama");
     builder_kv_string(&b, "llama.rope.scaling.type", "longrope");
@@ -243,7 +246,18 @@ static void test_model_file_gguf_refuses_bad_metadata(void **state)
     begin_values(&b, "llama");
     builder_kv_u32(&b, "llama.expert_count", 8);
     put_embedding(&b);
-    open_fails(&b, PGD_EUNSUPPORTED, "mixture-of-experts");
+    open_fails(&b, PGD_EFORMAT, "llama.expert_used_count");
+    begin_values(&b, "llama");
+    builder_kv_u32(&b, "llama.expert_count", 8);
+    builder_kv_u32(&b, "llama.expert_used_count", 2);
+    put_embedding(&b);
+    open_fails(&b, PGD_EFORMAT, "ffn_gate_inp.weight");
+    begin_values(&b, "llama");
+    builder_kv_u32(&b, "llama.expert_count", 8);
+    builder_kv_u32(&b, "llama.expert_used_count", 2);
+    builder_kv_u32(&b, "llama.expert_shared_count", 1);
+    put_embedding(&b);
+    open_fails(&b, PGD_EUNSUPPORTED, "1 shared");
     begin_values(&b, "llama");
     builder_kv_u32(&b, "split.count", 3);
     put_embedding(&b);
@@ -616,6 +630,26 @@ static void test_model_file_hf_names(void **state)
         {"model.layers.2.post_attention_layernorm.weight", "blk.2.ffn_norm.weight"},
         {"model.layers.2.mlp.gate_proj.weight", "blk.2.ffn_gate.weight"},
         {"model.layers.2.mlp.down_proj.bias", "blk.2.ffn_down.bias"},
+        {"model.layers.2.block_sparse_moe.gate.weight", "blk.2.ffn_gate_inp.weight"},
+        {"model.layers.2.block_sparse_moe.experts.13.w1.weight", "blk.2.ffn_gate.13.weight"},
+        {"model.layers.2.block_sparse_moe.experts.0.w2.weight", "blk.2.ffn_down.0.weight"},
+        {"model.layers.2.block_sparse_moe.experts.0.w3.weight", "blk.2.ffn_up.0.weight"},
+        {"model.layers.2.block_sparse_moe.experts.0.w4.weight",
+         "model.layers.2.block_sparse_moe.experts.0.w4.weight"},
+        {"model.layers.2.block_sparse_moe.experts..w1.weight",
+         "model.layers.2.block_sparse_moe.experts..w1.weight"},
+        {"model.layers.2.mlp.experts.7.gate_proj.weight", "blk.2.ffn_gate.7.weight"},
+        {"model.layers.2.mlp.experts.7.up_proj.weight", "blk.2.ffn_up.7.weight"},
+        {"model.layers.2.mlp.experts.7.down_proj.weight", "blk.2.ffn_down.7.weight"},
+        {"model.layers.2.mlp.experts.7.down_proj.bias",
+         "model.layers.2.mlp.experts.7.down_proj.bias"},
+        {"model.layers.2.mlp.gate.weight", "blk.2.ffn_gate_inp.weight"},
+        {"model.layers.2.mlp.router.bias", "blk.2.ffn_gate_inp.bias"},
+        {"model.layers.2.mlp.experts.gate_up_proj", "blk.2.ffn_gate_up_exps.weight"},
+        {"model.layers.2.mlp.experts.gate_up_proj_bias", "blk.2.ffn_gate_up_exps.bias"},
+        {"model.layers.2.mlp.experts.down_proj_blocks", "blk.2.ffn_down_exps.blocks"},
+        {"model.layers.2.mlp.experts.down_proj_scales", "blk.2.ffn_down_exps.scales"},
+        {"model.layers.2.self_attn.sinks", "blk.2.attn_sinks.weight"},
         {"model.layers.2.mlp.down_proj.weight_scale", "model.layers.2.mlp.down_proj.weight_scale"},
         {"model.layers.x.mlp.down_proj.weight", "model.layers.x.mlp.down_proj.weight"},
         {"model.layers..mlp.down_proj.weight", "model.layers..mlp.down_proj.weight"},
@@ -660,16 +694,16 @@ static void test_model_layout_lists_what_it_has(void **state)
         c.tied_head = bits & 16;
         c.has_rope_freqs = bits & 32;
         c.post_norms = bits & 64;
-        int32_t n = model_layout_n_tensors(&c);
+        model_layout_iter iter = {0};
+        model_layout_tensor t;
+        int32_t n = 0;
         int32_t per_layer =
             9 + 3 * c.qkv_bias + c.o_bias + 3 * c.mlp_bias + 2 * c.qk_norm + 2 * c.post_norms;
-        assert_int_equal(n, 11 * per_layer + 2 + !c.tied_head + c.has_rope_freqs);
-        for (int32_t i = 0; i < n; i++) {
-            model_layout_tensor t;
-            model_layout_get_tensor(&t, &c, i);
+        for (; model_layout_next(&t, &iter, &c); n++) {
             assert_true(model_layout_has_tensor(&c, t.name));
             assert_true(t.dims[0] > 0 && t.dims[1] > 0);
         }
+        assert_int_equal(n, 11 * per_layer + 2 + !c.tied_head + c.has_rope_freqs);
     }
     assert_true(model_layout_has_tensor(&c, "blk.10.attn_q.weight"));
     assert_false(model_layout_has_tensor(&c, "blk.11.attn_q.weight"));
@@ -709,8 +743,9 @@ static void test_model_file_tiny_models_run(void **state)
     (void)state;
     static const char *const names[] = {"llama31-tiny", "mistral-tiny",     "qwen2-tiny",
                                         "qwen3-tiny",   "smollm3-tiny",     "gemma2-tiny",
-                                        "gemma3-tiny",  "mistral-swa-tiny", "qwen3-swa-tiny"};
-    static const char *const endings[] = {"", ".f32.gguf", ".f16.gguf"};
+                                        "gemma3-tiny",  "mistral-swa-tiny", "qwen3-swa-tiny",
+                                        "mixtral-tiny", "qwen3moe-tiny",    "gptoss-tiny"};
+    static const char *const endings[] = {"", ".f32.gguf", ".f16.gguf", ".mxfp4.gguf"};
     int n_ggufs = 0;
     for (size_t i = 0; i < PGD_ARRAY_LEN(names); i++) {
         model_config from_dir = {0};
@@ -748,6 +783,24 @@ static void test_model_file_tiny_models_run(void **state)
             assert_int_equal(c->tied_head, from_dir.tied_head);
             assert_int_equal(c->qk_norm, from_dir.qk_norm);
             assert_int_equal(c->qkv_bias, from_dir.qkv_bias);
+            assert_int_equal(c->o_bias, from_dir.o_bias);
+            assert_int_equal(c->attn_sinks, from_dir.attn_sinks);
+            assert_int_equal(c->sliding_window, from_dir.sliding_window);
+            assert_memory_equal(c->layer_attention, from_dir.layer_attention, (size_t)c->n_layers);
+            assert_int_equal(c->rope_truncates, from_dir.rope_truncates);
+            assert_true(c->rope_attention_factor == from_dir.rope_attention_factor);
+            if (c->rope_scaling == ROPE_SCALING_YARN)
+                assert_int_equal(c->rope_original_context, from_dir.rope_original_context);
+            assert_int_equal(c->n_experts, from_dir.n_experts);
+            assert_int_equal(c->n_experts_chosen, from_dir.n_experts_chosen);
+            assert_memory_equal(c->layer_has_experts, from_dir.layer_has_experts,
+                                (size_t)c->n_layers);
+            assert_int_equal(c->expert_gate, from_dir.expert_gate);
+            assert_int_equal(c->expert_bias, from_dir.expert_bias);
+            assert_int_equal(c->router_bias, from_dir.router_bias);
+            if (c->n_experts > 0)
+                assert_int_equal(c->expert_ffn_dim, from_dir.expert_ffn_dim);
+            assert_int_equal(c->act, from_dir.act);
             model_file_close(f);
         }
     }

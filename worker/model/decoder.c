@@ -16,6 +16,7 @@
 #include <math.h>
 
 #include "common/mem.h"
+#include "worker/model/expert_ffn.h"
 #include "worker/model/model_ops.h"
 #include "worker/model/rope_table.h"
 
@@ -26,6 +27,7 @@ struct decoder {
     float *qkv;
     float *attn;
     float *gate_up;
+    expert_ffn experts;
     float *logits;       /* [max_seqs, vocab_size] */
     float *slice;        /* [DECODER_MAX_SLICE, vocab_size], logits of prompt rows */
     float *rope_table;   /* [max_positions, rope_dim] */
@@ -59,7 +61,9 @@ static void lay_out(decoder *d, model_ops_plan *p)
     d->qkv =
         model_ops_take(p, max_rows, (int64_t)(cfg->n_heads + 2 * cfg->n_kv_heads) * cfg->head_dim);
     d->attn = model_ops_take(p, max_rows, (int64_t)cfg->n_heads * cfg->head_dim);
-    d->gate_up = model_ops_take(p, max_rows, (int64_t)2 * cfg->ffn_dim);
+    d->gate_up =
+        model_ops_take(p, max_rows, 2 * (int64_t)PGD_MAX(cfg->ffn_dim, cfg->shared_ffn_dim));
+    expert_ffn_lay_out(&d->experts, p, cfg, max_rows);
     d->logits = model_ops_take(p, d->opts.max_seqs, cfg->vocab_size);
     d->slice = model_ops_take(p, PGD_MIN(DECODER_MAX_SLICE, d->opts.max_rows), cfg->vocab_size);
     d->rope_table = model_ops_take(p, d->opts.max_positions, cfg->rope_dim);
@@ -78,7 +82,7 @@ static float find_embed_scale(const model_config *cfg, dtype type)
     return type == DTYPE_F16 ? dtype_f16_to_f32(dtype_f32_to_f16(scale)) : scale;
 }
 
-static pgd_err fill_tables(decoder *d, pgd_why *why)
+static void fill_tables(decoder *d)
 {
     const model_config *cfg = d->opts.cfg;
     int32_t n = d->opts.max_positions;
@@ -88,7 +92,7 @@ static pgd_err fill_tables(decoder *d, pgd_why *why)
         d->temperatures[p] =
             (float)(1 + cfg->temperature_scale * log1p((p + 1) / cfg->temperature_floor));
     d->embed_scale = find_embed_scale(cfg, d->opts.w->embed_type);
-    return rope_table_fill(d->rope_table, n, cfg, d->opts.w->rope_freqs, why);
+    rope_table_fill(d->rope_table, n, cfg, d->opts.w->rope_freqs);
 }
 
 pgd_err decoder_create(decoder **out, const decoder_opts *opts, pgd_why *why)
@@ -96,6 +100,12 @@ pgd_err decoder_create(decoder **out, const decoder_opts *opts, pgd_why *why)
     *out = NULL;
     if (opts->max_rows < 1 || opts->max_seqs < 1 || opts->max_positions < 1)
         return PGD_EINVAL;
+    if (PGD_MAX(opts->max_rows, opts->max_seqs) >
+        INT32_MAX / PGD_MAX(opts->cfg->n_experts_chosen, 1))
+        return pgd_fail(why, PGD_ERANGE,
+                        "expected fewer tokens of a step with %d experts each, got %d; lower "
+                        "--max-num-batched-tokens",
+                        opts->cfg->n_experts_chosen, opts->max_rows);
     decoder *d = mem_calloc(1, sizeof(*d));
     if (!d)
         return PGD_ENOMEM;
@@ -115,9 +125,7 @@ pgd_err decoder_create(decoder **out, const decoder_opts *opts, pgd_why *why)
     }
     p = (model_ops_plan){.data = d->data};
     lay_out(d, &p);
-    err = fill_tables(d, why);
-    if (err != PGD_OK)
-        goto fail;
+    fill_tables(d);
     *out = d;
     return PGD_OK;
 fail:
@@ -263,7 +271,8 @@ static pgd_err attend(const pass *p, int32_t layer)
                            .n_context = p->batch->n_context,
                            .seq_row = p->batch->seq_row,
                            .scale = (float)cfg->attn_scale,
-                           .soft_cap = cfg->attn_soft_cap};
+                           .soft_cap = cfg->attn_soft_cap,
+                           .sinks = p->d->opts.w->layers[layer].sinks};
     if (cfg->layer_attention[layer] == ATTENTION_SLIDING)
         args.window = cfg->sliding_window;
     else if (cfg->layer_attention[layer] == ATTENTION_CHUNKED)
@@ -341,24 +350,21 @@ static pgd_err attention_part(const pass *p, int32_t layer)
     return attend(p, layer);
 }
 
-/* x += FFN(norm(x)) */
+/* x += FFN(norm(x)): experts, one part for all rows, or both */
 static pgd_err ffn_part(const pass *p, int32_t layer)
 {
     const model_config *cfg = p->cfg;
     const weights_layer *w = &p->d->opts.w->layers[layer];
-    int64_t stride = (int64_t)2 * cfg->ffn_dim;
+    float *gate_up = p->d->gate_up;
     PGD_TRY(norm_hidden(p, w->ffn_norm));
-    PGD_TRY(linear(p, p->d->gate_up, &w->gate_up, p->d->h, cfg->dim, false));
-    gated_act_args args = {.out = p->d->gate_up,
-                           .out_stride = stride,
-                           .gate = p->d->gate_up,
-                           .up = p->d->gate_up + cfg->ffn_dim,
-                           .in_stride = stride,
-                           .n_rows = p->n_rows,
-                           .dim = cfg->ffn_dim,
-                           .kind = cfg->act == FFN_ACT_SILU ? GATED_ACT_SILU : GATED_ACT_GELU_TANH};
-    PGD_TRY(p->ops->gated_act(&args, p->ctx));
-    return add_branch(p, &w->down, p->d->gate_up, stride, w->ffn_post_norm);
+    if (cfg->layer_has_experts[layer])
+        PGD_TRY(
+            expert_ffn_run(&p->d->experts, p->d->x, p->d->h, w, cfg, p->n_rows, p->ops, p->ctx));
+    if (w->gate_up.n_parts == 0)
+        return PGD_OK;
+    PGD_TRY(linear(p, gate_up, &w->gate_up, p->d->h, cfg->dim, false));
+    PGD_TRY(model_ops_gate(gate_up, w->down.n_in, p->n_rows, cfg, p->ops, p->ctx));
+    return add_branch(p, &w->down, gate_up, w->gate_up.n_out, w->ffn_post_norm);
 }
 
 static pgd_err output_part(const pass *p, int32_t layer, const float *attn)

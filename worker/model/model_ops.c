@@ -37,6 +37,48 @@ pgd_err model_ops_linear(float *out, const weights_linear *w, const float *x, in
     return ops->matmul->run(&args, ctx);
 }
 
+static gated_act_kind kind_of(ffn_act act)
+{
+    switch (act) {
+    case FFN_ACT_GELU_TANH:
+        return GATED_ACT_GELU_TANH;
+    case FFN_ACT_CLAMPED:
+        return GATED_ACT_CLAMPED;
+    default: /* the others have no gate */
+        break;
+    }
+    return GATED_ACT_SILU;
+}
+
+pgd_err model_ops_gate(float *gate_up, int32_t dim, int32_t n_rows, const model_config *cfg,
+                       const kernel_ops *ops, kernel_ctx *ctx)
+{
+    gated_act_args args = {.out = gate_up,
+                           .out_stride = 2 * (int64_t)dim,
+                           .gate = gate_up,
+                           .up = gate_up + dim,
+                           .in_stride = 2 * (int64_t)dim,
+                           .n_rows = n_rows,
+                           .dim = dim,
+                           .kind = kind_of(cfg->act),
+                           .alpha = cfg->act_alpha,
+                           .limit = cfg->act_limit};
+    return ops->gated_act(&args, ctx);
+}
+
+size_t model_ops_workspace_bytes(const model_config *cfg, int32_t max_rows, int32_t n_threads,
+                                 const kernel_ops *ops)
+{
+    int32_t max_n_in = PGD_MAX(PGD_MAX(cfg->dim, cfg->n_heads * cfg->head_dim),
+                               PGD_MAX(cfg->ffn_dim, cfg->shared_ffn_dim));
+    size_t n_bytes = ops->matmul->workspace_bytes(max_rows, max_n_in, n_threads);
+    if (cfg->n_experts == 0)
+        return n_bytes;
+    size_t of_experts = ops->matmul->workspace_bytes(
+        max_rows * cfg->n_experts_chosen, PGD_MAX(cfg->dim, cfg->expert_ffn_dim), n_threads);
+    return PGD_MAX(n_bytes, of_experts);
+}
+
 pgd_err model_ops_gather(float *out, const float *source, int32_t n_source, const int32_t *idx,
                          int32_t n, int32_t dim, const kernel_ops *ops, kernel_ctx *ctx)
 {

@@ -16,24 +16,43 @@ static double scale_llama3(double f, const model_config *cfg)
     return (1 - smooth) * f / cfg->rope_factor + smooth * f;
 }
 
-/* Column i of the table for frequency f. */
-static void fill_column(float *out, int32_t n_positions, int32_t rope_dim, int32_t i, double f)
+/* The index, not whole, of the frequency that turns so many times in the original context. */
+static double yarn_bound(const model_config *cfg, double n_rotations)
+{
+    return cfg->rope_dim * log(cfg->rope_original_context / (n_rotations * 2 * M_PI)) /
+           (2 * log(cfg->rope_theta));
+}
+
+static double scale_yarn(double f, int32_t i, const model_config *cfg)
+{
+    double low = yarn_bound(cfg, cfg->rope_beta_fast), high = yarn_bound(cfg, cfg->rope_beta_slow);
+    if (cfg->rope_truncates) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = fmax(low, 0);
+    high = fmin(high, cfg->rope_dim - 1);
+    if (low == high)
+        high += 0.001;
+    double ramp = fmin(fmax((i - low) / (high - low), 0), 1);
+    return f / cfg->rope_factor * ramp + f * (1 - ramp);
+}
+
+/* Column i of the table for frequency f, size times its cosines and sines. */
+static void fill_column(float *out, int32_t n_positions, int32_t rope_dim, int32_t i, double f,
+                        double size)
 {
     for (int32_t p = 0; p < n_positions; p++) {
         float *row = out + (int64_t)p * rope_dim;
-        row[i] = (float)cos(p * f);
-        row[rope_dim / 2 + i] = (float)sin(p * f);
+        row[i] = (float)(size * cos(p * f));
+        row[rope_dim / 2 + i] = (float)(size * sin(p * f));
     }
 }
 
-pgd_err rope_table_fill(float *out, int32_t n_positions, const model_config *cfg,
-                        const float *freqs, pgd_why *why)
+void rope_table_fill(float *out, int32_t n_positions, const model_config *cfg, const float *freqs)
 {
     int32_t half = cfg->rope_dim / 2;
-    if (cfg->rope_scaling == ROPE_SCALING_YARN)
-        return pgd_fail(
-            why, PGD_EUNSUPPORTED,
-            "expected rope scaling none, linear or llama3, got yarn, in the model's configuration");
+    double size = cfg->rope_scaling == ROPE_SCALING_YARN ? cfg->rope_attention_factor : 1;
     for (int32_t i = 0; i < half; i++) {
         double f = pow(cfg->rope_theta, -2.0 * i / cfg->rope_dim);
         if (freqs)
@@ -42,14 +61,15 @@ pgd_err rope_table_fill(float *out, int32_t n_positions, const model_config *cfg
             f /= cfg->rope_factor;
         else if (cfg->rope_scaling == ROPE_SCALING_LLAMA3)
             f = scale_llama3(f, cfg);
-        fill_column(out, n_positions, cfg->rope_dim, i, f);
+        else if (cfg->rope_scaling == ROPE_SCALING_YARN)
+            f = scale_yarn(f, i, cfg);
+        fill_column(out, n_positions, cfg->rope_dim, i, f, size);
     }
-    return PGD_OK;
 }
 
 void rope_table_fill_local(float *out, int32_t n_positions, const model_config *cfg)
 {
     for (int32_t i = 0; i < cfg->rope_dim / 2; i++)
         fill_column(out, n_positions, cfg->rope_dim, i,
-                    pow(cfg->rope_local_theta, -2.0 * i / cfg->rope_dim));
+                    pow(cfg->rope_local_theta, -2.0 * i / cfg->rope_dim), 1);
 }
