@@ -49,6 +49,8 @@ typedef struct scheduler_opts {
     const kv_group_spec *groups;   /* [n_groups], copied; NULL: one group of full attention, whose
                                     blocks have block_size tokens */
     const uint8_t *hash_seed;      /* [32] */
+    kv_events *kv_events;          /* told what the prefix cache holds; borrow until destroy; NULL =
+                                      nobody asked */
     const kv_connector *connector; /* copied; NULL = none */
 
     /* All three are required. Called from scheduler_update, scheduler_finish_request,

@@ -449,6 +449,7 @@ bool scheduler_schedule(scheduler *s, scheduler_output *out, const uint64_t *onl
     PGD_ASSERTF(s->n_records < s->opts.max_steps_in_flight, "%d steps are in flight", s->n_records);
     mem_forbid();
     scheduler__take_events(s);
+    kv_manager_pump_events(s->kv);
     s->step = (step_draft){
         .step_id = s->next_step_id,
         .record = scheduler__record_at(s, s->n_records),

@@ -40,6 +40,7 @@ struct block_pool {
     uint64_t bucket_mask;
     int32_t n_published;
     int32_t n_free_cached;
+    kv_events *events; /* NULL = nobody asked */
 };
 
 pgd_err block_pool_create(block_pool **out, int32_t n_blocks, bool enable_caching)
@@ -88,6 +89,11 @@ void block_pool_destroy(block_pool *p)
     mem_free(p);
 }
 
+void block_pool_set_events(block_pool *p, kv_events *events)
+{
+    p->events = events;
+}
+
 static block_record *record_of(const block_pool *p, block_id id)
 {
     PGD_ASSERTF(id >= 0 && id < p->n_blocks, "block id %d outside 0..%d", id, p->n_blocks - 1);
@@ -115,12 +121,15 @@ static void unlink_hash(block_pool *p, block_id id)
         p->buckets[bucket_of(p, &b->hash, b->group_id)] = b->chain_next;
     if (b->chain_next >= 0)
         p->blocks[b->chain_next].chain_prev = b->chain_prev;
+    int32_t group_id = b->group_id;
     b->chain_prev = -1;
     b->chain_next = -1;
     b->group_id = -1;
     p->n_published--;
     if (b->n_refs == 0)
         p->n_free_cached--;
+    if (p->events != NULL && block_pool_lookup(p, &b->hash, group_id) < 0)
+        kv_events_removed(p->events, group_id, &b->hash);
 }
 
 /* After a block was taken: see block_queue_look_ahead. */
@@ -273,10 +282,15 @@ bool block_pool_reset_cache(block_pool *p)
 {
     if (p->free_queue.n_blocks != p->n_blocks - 1)
         return false;
+    kv_events *events = p->events;
+    p->events = NULL; /* told at once, not one by one */
     for (int32_t i = 0; i < p->n_blocks; i++) {
         if (p->blocks[i].group_id >= 0)
             unlink_hash(p, i);
     }
+    p->events = events;
+    if (events != NULL)
+        kv_events_cleared(events);
     return true;
 }
 
@@ -318,6 +332,11 @@ const block_hash *block_pool_get_hash(const block_pool *p, block_id id)
 {
     const block_record *b = record_of(p, id);
     return b->group_id >= 0 ? &b->hash : NULL;
+}
+
+int32_t block_pool_get_group(const block_pool *p, block_id id)
+{
+    return record_of(p, id)->group_id;
 }
 
 block_id block_pool_next_free(const block_pool *p, block_id id)

@@ -14,7 +14,7 @@
 #ifndef ENGINE_KV_BLOCK_POOL_H
 #define ENGINE_KV_BLOCK_POOL_H
 
-#include "engine/kv/block_hash.h"
+#include "engine/kv/kv_events.h"
 
 #define BLOCK_POOL_NULL 0
 
@@ -23,6 +23,9 @@ typedef struct block_pool block_pool;
 /* n_blocks counts the null block. Errors: PGD_EINVAL, PGD_ENOMEM */
 PGD_MUST_USE pgd_err block_pool_create(block_pool **out, int32_t n_blocks, bool enable_caching);
 void block_pool_destroy(block_pool *p);
+/* From now on tells when the last copy of a hash goes, and when all go. Borrow until destroy; NULL =
+ * nobody. */
+void block_pool_set_events(block_pool *p, kv_events *events);
 
 /* Takes n blocks from the front of the free queue, reference count 1, without hash. Refusal (false,
  * no change) when fewer are free. */
@@ -60,6 +63,8 @@ int32_t block_pool_n_copies(const block_pool *p, const block_hash *hash, int32_t
 int32_t block_pool_ref_count(const block_pool *p, block_id id);
 /* Borrow until the block loses its hash; NULL when it has none. */
 const block_hash *block_pool_get_hash(const block_pool *p, block_id id);
+/* Group of the block's hash; -1 when it has none. */
+int32_t block_pool_get_group(const block_pool *p, block_id id);
 /* Eviction order: id = -1 gives the front, -1 is returned at the end. */
 block_id block_pool_next_free(const block_pool *p, block_id id);
 /* Integrity of queue, counts and map, O(n); aborts with the values on a fault. */

@@ -106,6 +106,7 @@ static pgd_err create_parts(kv_coordinator *c, const kv_coordinator_opts *opts)
             .group_id = g,
             .pool = opts->pool,
             .zero_list = opts->zero_list,
+            .events = opts->events,
             .is_cached = is_cacheable(opts, g),
             .hash_block_size = opts->hash_block_size,
             .alignment_tokens = c->alignment_tokens,
@@ -234,11 +235,11 @@ void kv_coordinator_remove_skipped(kv_coordinator *c, int32_t row, int32_t n_com
         kv_group_manager_remove_skipped(&c->groups[g], row, n_computed_tokens);
 }
 
-void kv_coordinator_publish(kv_coordinator *c, int32_t row, const block_hash *hashes,
-                            int32_t n_hashes, int32_t n_tokens)
+void kv_coordinator_publish(kv_coordinator *c, int32_t row, const kv_content *content,
+                            int32_t n_tokens)
 {
     for (int32_t g = 0; g < c->n_groups; g++)
-        kv_group_manager_publish(&c->groups[g], row, hashes, n_hashes, n_tokens);
+        kv_group_manager_publish(&c->groups[g], row, content, n_tokens);
 }
 
 void kv_coordinator_unpublish(kv_coordinator *c, int32_t row, int32_t n_tokens)

@@ -55,6 +55,7 @@ struct kv_coordinator {
 typedef struct kv_coordinator_opts {
     block_pool *pool;
     kv_zero_list *zero_list;
+    kv_events *events;           /* borrow until destroy; NULL = none */
     const kv_group_spec *groups; /* [n_groups], copied */
     int32_t n_groups;
     bool enable_caching;
@@ -101,8 +102,8 @@ void kv_coordinator_attach(kv_coordinator *c, int32_t row, const kv_hit *hit,
 void kv_coordinator_allocate(kv_coordinator *c, int32_t row, const kv_need *need);
 void kv_coordinator_remove_skipped(kv_coordinator *c, int32_t row, int32_t n_computed_tokens);
 /* Publishes what is full within the first n_tokens tokens. */
-void kv_coordinator_publish(kv_coordinator *c, int32_t row, const block_hash *hashes,
-                            int32_t n_hashes, int32_t n_tokens);
+void kv_coordinator_publish(kv_coordinator *c, int32_t row, const kv_content *content,
+                            int32_t n_tokens);
 /* Un-publishes the row's blocks that hold anything beyond the first n_tokens tokens. */
 void kv_coordinator_unpublish(kv_coordinator *c, int32_t row, int32_t n_tokens);
 /* out: [n_groups], leading blocks that every holder shares. */

@@ -34,6 +34,7 @@ pgd_err kv_group_manager_init(kv_group_manager *g, const kv_group_opts *opts)
         .group_id = opts->group_id,
         .pool = opts->pool,
         .zero_list = opts->zero_list,
+        .events = opts->events,
         .is_cached = opts->is_cached,
         .n_drop = opts->n_drop,
         .n_rows = opts->n_rows,
@@ -185,23 +186,51 @@ static bool can_be_hit(const kv_group_manager *g, int32_t idx)
     return n_skipped_blocks(g, n_hit_blocks * g->spec.block_size) <= idx;
 }
 
-void kv_group_manager_publish(kv_group_manager *g, int32_t row, const block_hash *hashes,
-                              int32_t n_hashes, int32_t n_tokens)
+/* Tells that blocks [first, end) are the first copies of their hashes. */
+static void tell_stored(const kv_group_manager *g, const kv_content *content, int32_t first,
+                        int32_t end)
+{
+    kv_stored stored = {.group_id = g->group_id,
+                        .first = first,
+                        .end = end,
+                        .hashes = content->hashes,
+                        .hashes_per_block = g->hashes_per_block,
+                        .tokens = content->tokens,
+                        .extra_bytes = content->extra_bytes,
+                        .extra = content->extra};
+    if (first < end)
+        kv_events_stored(g->events, &stored);
+}
+
+void kv_group_manager_publish(kv_group_manager *g, int32_t row, const kv_content *content,
+                              int32_t n_tokens)
 {
     kv_group_row *r = &g->rows[row];
     if (!g->is_cached)
         return;
-    int32_t n_full = n_publishable(g, n_hashes, n_tokens);
+    int32_t n_full = n_publishable(g, content->n_hashes, n_tokens);
     if (n_full <= r->n_cached)
         return;
     PGD_ASSERTF(n_full <= r->n_blocks, "row %d of group %d: %d full blocks of %d", row, g->group_id,
                 n_full, r->n_blocks);
     const block_id *table = kv_group_manager_get_table(g, row);
+    int32_t first_new = n_full;
     for (int32_t i = PGD_MAX(r->n_cached, r->n_skipped); i < n_full; i++) {
-        const block_hash *hash = &hashes[(size_t)(i + 1) * (size_t)g->hashes_per_block - 1];
-        if (can_be_hit(g, i))
+        const block_hash *hash =
+            &content->hashes[(size_t)(i + 1) * (size_t)g->hashes_per_block - 1];
+        bool is_used = can_be_hit(g, i);
+        bool is_new =
+            g->events != NULL && is_used && block_pool_lookup(g->pool, hash, g->group_id) < 0;
+        if (is_used)
             block_pool_publish(g->pool, table[i], hash, g->group_id);
+        if (is_new) {
+            first_new = PGD_MIN(first_new, i);
+        } else if (first_new < i) {
+            tell_stored(g, content, first_new, i);
+            first_new = n_full;
+        }
     }
+    tell_stored(g, content, first_new, n_full);
     r->n_cached = n_full;
 }
 

@@ -30,6 +30,15 @@ typedef struct kv_quiet {
     int32_t skip_at;         /* computed tokens, fewer: no block leaves the window */
 } kv_quiet;
 
+/* What a request has to publish; borrows for the call. */
+typedef struct kv_content {
+    const block_hash *hashes; /* [n_hashes] */
+    int32_t n_hashes;
+    const token_id *tokens;
+    size_t extra_bytes; /* extra keys of the first block (HS2) */
+    const void *extra;
+} kv_content;
+
 typedef struct kv_group_row {
     int32_t n_blocks;  /* entries of the table, null ones included */
     int32_t n_skipped; /* leading entries that are null */
@@ -45,6 +54,7 @@ struct kv_group_manager {
     int32_t group_id;
     block_pool *pool;
     kv_zero_list *zero_list;
+    kv_events *events;        /* NULL = nobody asked */
     bool is_cached;           /* its blocks are published and looked up */
     int32_t hashes_per_block; /* >= 1 if it is cached, and so the next two */
     int32_t alignment_blocks; /* the length of a hit is a multiple of this */
@@ -66,6 +76,7 @@ typedef struct kv_group_opts {
     int32_t group_id;
     block_pool *pool;        /* borrow until deinit */
     kv_zero_list *zero_list; /* borrow until deinit */
+    kv_events *events;       /* borrow until deinit; NULL = none */
     bool is_cached;
     int32_t hash_block_size;  /* divides the block size if the group is cached */
     int32_t alignment_tokens; /* a multiple of the block size if the group is cached */
@@ -105,8 +116,8 @@ void kv_group_manager_attach(kv_group_manager *g, int32_t row, const block_id *h
 void kv_group_manager_allocate(kv_group_manager *g, int32_t row, int32_t n_need_tokens);
 /* Publishes the full blocks of the first n_tokens tokens that are not yet published and that a hit
  * can need (CO6). */
-void kv_group_manager_publish(kv_group_manager *g, int32_t row, const block_hash *hashes,
-                              int32_t n_hashes, int32_t n_tokens);
+void kv_group_manager_publish(kv_group_manager *g, int32_t row, const kv_content *content,
+                              int32_t n_tokens);
 /* Un-publishes the row's blocks from block index first_idx on. */
 void kv_group_manager_unpublish(kv_group_manager *g, int32_t row, int32_t first_idx);
 /* SM3: frees blocks wholly before what n_computed tokens leave in the window, highest index first.

@@ -16,6 +16,7 @@ struct kv_manager {
     block_pool *pool;
     kv_coordinator *coordinator;
     kv_zero_list zero_list;
+    kv_events *events; /* NULL = nobody asked */
     int32_t max_model_len;
     int32_t max_holders;
     int32_t *free_rows; /* [max_holders], a stack */
@@ -51,6 +52,7 @@ static pgd_err create_parts(kv_manager *m, const kv_manager_opts *opts)
     kv_coordinator_opts coordinator_opts = {
         .pool = m->pool,
         .zero_list = &m->zero_list,
+        .events = m->events,
         .groups = opts->groups,
         .n_groups = opts->n_groups,
         .enable_caching = opts->enable_caching,
@@ -61,6 +63,9 @@ static pgd_err create_parts(kv_manager *m, const kv_manager_opts *opts)
         .max_unfinished_tokens = opts->max_unfinished_tokens,
     };
     PGD_TRY(kv_coordinator_create(&m->coordinator, &coordinator_opts));
+    block_pool_set_events(m->pool, m->events);
+    if (m->events != NULL)
+        PGD_TRY(kv_events_set_groups(m->events, opts->groups, opts->n_groups));
     for (int32_t g = 0; g < opts->n_groups; g++) {
         size_t n_entries = (size_t)m->coordinator->groups[g].max_blocks_per_row;
         m->hit.blocks[g] = mem_calloc(n_entries, sizeof *m->hit.blocks[g]);
@@ -80,6 +85,7 @@ pgd_err kv_manager_create(kv_manager **out, const kv_manager_opts *opts)
         return PGD_ENOMEM;
     m->max_model_len = opts->max_model_len;
     m->max_holders = opts->max_holders;
+    m->events = opts->enable_caching ? opts->events : NULL;
     pgd_err err = create_parts(m, opts);
     if (err != PGD_OK) {
         kv_manager_destroy(m);
@@ -295,7 +301,12 @@ void kv_manager_publish(kv_manager *m, const request *r, int32_t n_tokens)
 {
     if (n_tokens < m->quiet[r->kv_row].publish_at)
         return;
-    kv_coordinator_publish(m->coordinator, r->kv_row, r->block_hashes, r->n_block_hashes, n_tokens);
+    kv_content content = {.hashes = r->block_hashes,
+                          .n_hashes = r->n_block_hashes,
+                          .tokens = r->tokens,
+                          .extra_bytes = r->salt_extra_bytes,
+                          .extra = r->salt_extra};
+    kv_coordinator_publish(m->coordinator, r->kv_row, &content, n_tokens);
     bound_growth(m, r);
 }
 
@@ -410,6 +421,12 @@ int32_t kv_manager_n_promised(const kv_manager *m)
 const block_pool *kv_manager_get_pool(const kv_manager *m)
 {
     return m->pool;
+}
+
+void kv_manager_pump_events(kv_manager *m)
+{
+    if (m->events != NULL)
+        kv_events_pump(m->events, m->pool);
 }
 
 bool kv_manager_reset_cache(kv_manager *m)

@@ -22,6 +22,7 @@ typedef struct kv_manager_opts {
     int32_t n_groups;
     bool enable_caching;
     bool use_eagle;          /* as in kv_coordinator_opts */
+    kv_events *events;       /* told what is cached; borrow until destroy; NULL = nobody asked */
     int32_t hash_block_size; /* as in kv_coordinator_opts */
     int32_t max_holders;     /* requests that hold blocks at the same time */
     int32_t max_model_len;
@@ -88,6 +89,8 @@ bool kv_manager_would_fit(kv_manager *m, const request *r, const kv_hit *hit,
                           request *const *victims, int32_t n_victims, int32_t n_spare_blocks);
 int32_t kv_manager_n_promised(const kv_manager *m);
 const block_pool *kv_manager_get_pool(const kv_manager *m);
+/* Goes on with a snapshot for the events' reader, if one was asked for; once a step. */
+void kv_manager_pump_events(kv_manager *m);
 /* False and no change unless every block is free. */
 bool kv_manager_reset_cache(kv_manager *m);
 /* Integrity, O(n): the pool's, and that each block's references equal the tables that hold it.
