@@ -104,7 +104,8 @@ static void keep_ids(const uint64_t **ids, int32_t n, uint64_t *copy)
 static void keep_blocks(block_ids_msg *b, block_id copy[][MAX_LEN])
 {
     for (int32_t g = 0; g < groups.layout.n_groups; g++) {
-        memcpy(copy[g], b->ids[g], (size_t)b->n_blocks[g] * sizeof **copy);
+        if (b->n_blocks[g] > 0)
+            memcpy(copy[g], b->ids[g], (size_t)b->n_blocks[g] * sizeof **copy);
         b->ids[g] = copy[g];
     }
 }
