@@ -106,6 +106,31 @@ void sim_oracle_check_eviction(const sim_state *s)
     }
 }
 
+void sim_oracle_check_published(const sim_state *s)
+{
+    if (!s->config->enable_prefix_caching || s->has_errors)
+        return;
+    int32_t step = sim_oracle_alignment(s->config);
+    /* Without async, what a result brought waits for the next step. */
+    int32_t n_late = s->config->is_async != 0 ? 0 : s->config->max_drafts + 1;
+    for (int32_t k = 0; k < s->sched->n_running; k++) {
+        const request *r = s->sched->running[k];
+        int32_t n =
+            PGD_MIN(r->num_computed_tokens - r->n_output_placeholders, r->n_tokens - n_late);
+        n = PGD_MIN(n, r->n_block_hashes * s->config->block_size) / step * step;
+        for (int32_t g = 0; g < s->config->n_groups && n > 0; g++) {
+            const sim_group *group = &s->config->groups[g];
+            int32_t last = n / group->block_size - 1;
+            int32_t n_ahead = PGD_MAX(n, r->num_computed_tokens);
+            if (!is_cached_kind(group) || sim_first_read(group, n_ahead) / group->block_size > last)
+                continue;
+            SIM_CHECK(s, is_published(s, g, r->block_hashes, r->n_block_hashes, last),
+                      "request %d at %d of %d: block %d of group %d is not findable", (int)r->id,
+                      r->num_computed_tokens, r->n_tokens, last, g);
+        }
+    }
+}
+
 void sim_oracle_check_windows(const sim_state *s, const scheduler_output *out)
 {
     for (int32_t k = 0; k < out->n_cached; k++) {

@@ -13,6 +13,8 @@ void sim_oracle_check_lookup(sim_state *s);
 /* Of a finished request, no block of full attention is findable whose predecessor is not: what is
  * evicted first is what is of no use without the rest. */
 void sim_oracle_check_eviction(const sim_state *s);
+/* What running requests have computed is findable, up to the block that became full last. */
+void sim_oracle_check_published(const sim_state *s);
 /* Keeps the request's hashes for sim_oracle_check_eviction. */
 void sim_oracle_remember(sim_state *s, const request *r);
 /* Rows hold no block that their window has left. */

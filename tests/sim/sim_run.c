@@ -330,6 +330,7 @@ static void check_all(sim_state *s)
     scheduler_check(s->sched);
     sim_oracle_check_lookup(s);
     sim_oracle_check_eviction(s);
+    sim_oracle_check_published(s);
 }
 
 static void run_op(sim_state *s, const sim_op *op)
