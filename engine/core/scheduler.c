@@ -42,6 +42,7 @@ static pgd_err create_arrays(scheduler *s)
     size_t n = (size_t)s->opts.max_num_seqs;
     s->running = mem_calloc(n, sizeof *s->running);
     s->victims = mem_calloc(n, sizeof *s->victims);
+    s->to_publish = mem_calloc(n, sizeof *s->to_publish);
     s->new_msgs = mem_calloc(n, sizeof *s->new_msgs);
     s->cached_msgs = mem_calloc(n, sizeof *s->cached_msgs);
     s->preempted_ids = mem_calloc(n, sizeof *s->preempted_ids);
@@ -49,8 +50,8 @@ static pgd_err create_arrays(scheduler *s)
     s->sent_finished_ids = mem_calloc(n, sizeof *s->sent_finished_ids);
     s->result_of_entry = mem_calloc(n, sizeof *s->result_of_entry);
     s->prompt_of_entry = mem_calloc(n, sizeof *s->prompt_of_entry);
-    bool is_complete = s->running != NULL && s->victims != NULL && s->new_msgs != NULL &&
-                       s->cached_msgs != NULL && s->preempted_ids != NULL &&
+    bool is_complete = s->running != NULL && s->victims != NULL && s->to_publish != NULL &&
+                       s->new_msgs != NULL && s->cached_msgs != NULL && s->preempted_ids != NULL &&
                        s->finished_ids != NULL && s->sent_finished_ids != NULL &&
                        s->result_of_entry != NULL && s->prompt_of_entry != NULL;
     for (int i = 0; i < SCHEDULER_MAX_STEPS_IN_FLIGHT; i++) {
@@ -170,6 +171,7 @@ void scheduler_destroy(scheduler *s)
         mem_free(s->records[i].entries);
     mem_free(s->running);
     mem_free(s->victims);
+    mem_free(s->to_publish);
     mem_free(s->new_msgs);
     mem_free(s->cached_msgs);
     mem_free(s->preempted_ids);

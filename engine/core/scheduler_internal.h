@@ -74,7 +74,10 @@ struct scheduler {
     uint64_t *sent_finished_ids; /* [max_num_seqs], those of the last message */
     int32_t *result_of_entry;    /* [max_num_seqs], scratch of update */
     int32_t *prompt_of_entry;    /* [max_num_seqs], scratch of update */
-    request **victims;           /* [max_num_seqs], scratch of schedule */
+    request **to_publish;        /* [max_num_seqs], scratch of update */
+    int32_t n_to_publish;
+    int32_t first_hole; /* in running, while update makes holes; INT32_MAX = none */
+    request **victims;  /* [max_num_seqs], scratch of schedule */
     scheduler_stats stats;
 };
 

@@ -151,8 +151,12 @@ static void schedule_running(scheduler *s)
 {
     for (int32_t i = 0; i < s->n_running && s->step.budget > 0; i++) {
         request *r = s->running[i];
-        if (i + SCHEDULER_PREFETCH < s->n_running)
-            PGD_PREFETCH(s->running[i + SCHEDULER_PREFETCH]);
+        if (i + 2 * SCHEDULER_PREFETCH < s->n_running)
+            PGD_PREFETCH(s->running[i + 2 * SCHEDULER_PREFETCH]);
+        if (i + SCHEDULER_PREFETCH < s->n_running) {
+            const request *next = s->running[i + SCHEDULER_PREFETCH];
+            kv_manager_prefetch_row(s->kv, next, next->num_computed_tokens + 1);
+        }
         int32_t n = count_running_tokens(s, r);
         if (n <= 0)
             continue;

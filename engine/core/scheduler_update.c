@@ -107,6 +107,7 @@ static void finish(scheduler *s, request *r, request_status was, request_status 
                    request_error error, int32_t n_valid_tokens)
 {
     if (was == REQUEST_RUNNING) {
+        s->first_hole = PGD_MIN(s->first_hole, r->running_idx);
         s->running[r->running_idx] = NULL;
         r->running_idx = -1;
     }
@@ -115,8 +116,10 @@ static void finish(scheduler *s, request *r, request_status was, request_status 
 
 static void close_holes(scheduler *s)
 {
-    int32_t n_kept = 0;
-    for (int32_t i = 0; i < s->n_running; i++) {
+    if (s->first_hole >= s->n_running)
+        return;
+    int32_t n_kept = s->first_hole;
+    for (int32_t i = n_kept; i < s->n_running; i++) {
         request *r = s->running[i];
         if (r == NULL)
             continue;
@@ -140,11 +143,23 @@ static void settle_counters(scheduler *s, request *r, const step_entry *e, int32
 }
 
 /* Async: what was scheduled before its tokens were known becomes findable now. */
+static int32_t n_publishable_tokens(const request *r)
+{
+    return PGD_MIN(r->num_computed_tokens - r->n_output_placeholders, r->n_tokens);
+}
+
 static void publish_known(scheduler *s, const request *r)
 {
     if (s->opts.async)
-        kv_manager_publish(s->kv, r,
-                           PGD_MIN(r->num_computed_tokens - r->n_output_placeholders, r->n_tokens));
+        kv_manager_publish(s->kv, r, n_publishable_tokens(r));
+}
+
+/* Publishing waits for memory that lies anywhere: it is asked for now, and used once the whole step
+ * has been applied. */
+static void publish_later(scheduler *s, request *r)
+{
+    if (s->opts.async && kv_manager_prefetch_publish(s->kv, r, n_publishable_tokens(r)))
+        s->to_publish[s->n_to_publish++] = r;
 }
 
 /* Appends the tokens one by one; those behind the one that stops the request are cut (ST7). */
@@ -245,12 +260,12 @@ static void apply_entry(scheduler *s, const step_entry *e, const step_result *re
     count_drafts(s, r, e, res->n_tokens);
     if (!append_tokens(s, r, result, res) || !is_running)
         return;
-    publish_known(s, r);
+    publish_later(s, r);
     keep_drafts(s, r, res);
 }
 
 /* What the entries behind i will touch: first the request, then the place of its next token. */
-static void prefetch(const step_record *record, int32_t i)
+static void prefetch(const scheduler *s, const step_record *record, int32_t i)
 {
     int32_t far = i + 2 * SCHEDULER_PREFETCH;
     int32_t near = i + SCHEDULER_PREFETCH;
@@ -261,6 +276,7 @@ static void prefetch(const step_record *record, int32_t i)
     if (near < record->n_entries) {
         const request *r = record->entries[near].r;
         PGD_PREFETCH(r->tokens + r->n_tokens);
+        kv_manager_prefetch_row(s->kv, r, r->n_tokens + 1);
     }
 }
 
@@ -274,15 +290,19 @@ pgd_err scheduler_update(scheduler *s, const step_result *result)
         !match_prompt_results(s, record, result))
         return PGD_EPROTO;
     mem_forbid();
+    s->n_to_publish = 0;
+    s->first_hole = INT32_MAX;
     if (s->has_connector)
         s->connector.on_result(s->connector.arg, result);
     for (int32_t i = 0; i < record->n_entries; i++) {
-        prefetch(record, i);
+        prefetch(s, record, i);
         int32_t k = s->result_of_entry[i];
         int32_t p = s->prompt_of_entry[i];
         apply_entry(s, &record->entries[i], result, k >= 0 ? &result->results[k] : NULL,
                     p >= 0 ? &result->prompt_results[p] : NULL);
     }
+    for (int32_t i = 0; i < s->n_to_publish; i++)
+        publish_known(s, s->to_publish[i]);
     close_holes(s);
     s->first_record = (s->first_record + 1) % SCHEDULER_MAX_STEPS_IN_FLIGHT;
     s->n_records--;

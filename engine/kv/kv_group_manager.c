@@ -285,6 +285,22 @@ void kv_group_manager_check(const kv_group_manager *g)
     }
 }
 
+void kv_group_manager_prefetch_row(const kv_group_manager *g, int32_t row)
+{
+    PGD_PREFETCH(kv_group_manager_get_table(g, row) + g->rows[row].n_blocks);
+}
+
+void kv_group_manager_prefetch_publish(const kv_group_manager *g, int32_t row,
+                                       const block_hash *hashes, int32_t n_hashes)
+{
+    const kv_group_row *r = &g->rows[row];
+    int64_t hash_idx = (int64_t)(r->n_cached + 1) * g->hashes_per_block - 1;
+    if (!g->is_cached || r->n_cached >= r->n_blocks || hash_idx >= n_hashes)
+        return;
+    block_pool_prefetch(g->pool, kv_group_manager_get_table(g, row)[r->n_cached]);
+    block_pool_prefetch_key(g->pool, &hashes[hash_idx], g->group_id);
+}
+
 /* Least number of full blocks with which something behind the first n_cached can be published. */
 static int32_t next_publishable(const kv_group_manager *g, int32_t n_cached)
 {

@@ -127,6 +127,10 @@ void kv_group_manager_remove_skipped(kv_group_manager *g, int32_t row, int32_t n
 int32_t kv_group_manager_common_prefix(const kv_group_manager *g);
 /* Integrity, O(n); aborts on a fault. */
 void kv_group_manager_check(const kv_group_manager *g);
+/* Hints: the end of the row's table will be used; the next block will be published. */
+void kv_group_manager_prefetch_row(const kv_group_manager *g, int32_t row);
+void kv_group_manager_prefetch_publish(const kv_group_manager *g, int32_t row,
+                                       const block_hash *hashes, int32_t n_hashes);
 /* Lowers the bounds to the row's. */
 void kv_group_manager_bound_growth(kv_quiet *quiet, const kv_group_manager *g, int32_t row);
 /* The same for skip_at; n_computed tokens were given to attach or remove_skipped last. */

@@ -310,6 +310,25 @@ void kv_manager_publish(kv_manager *m, const request *r, int32_t n_tokens)
     bound_growth(m, r);
 }
 
+bool kv_manager_prefetch_publish(const kv_manager *m, const request *r, int32_t n_tokens)
+{
+    if (n_tokens < m->quiet[r->kv_row].publish_at)
+        return false;
+    for (int32_t i = 0; i < m->coordinator->n_groups; i++)
+        kv_group_manager_prefetch_publish(&m->coordinator->groups[i], r->kv_row, r->block_hashes,
+                                          r->n_block_hashes);
+    return true;
+}
+
+void kv_manager_prefetch_row(const kv_manager *m, const request *r, int32_t n_tokens)
+{
+    if (r->kv_row < 0 || (n_tokens <= m->quiet[r->kv_row].max_need_tokens &&
+                          n_tokens < m->quiet[r->kv_row].publish_at))
+        return;
+    for (int32_t i = 0; i < m->coordinator->n_groups; i++)
+        kv_group_manager_prefetch_row(&m->coordinator->groups[i], r->kv_row);
+}
+
 void kv_manager_free(kv_manager *m, request *r, int32_t n_valid_tokens)
 {
     if (r->kv_row < 0)

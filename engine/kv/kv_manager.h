@@ -67,6 +67,11 @@ void kv_manager_get_table(block_ids_msg *out, const kv_manager *m, const request
 /* Publishes full blocks within the first n_tokens tokens (async: tokens that were not known when
  * scheduled). */
 void kv_manager_publish(kv_manager *m, const request *r, int32_t n_tokens);
+/* Whether kv_manager_publish would have anything to do; then asks for the memory it needs. */
+bool kv_manager_prefetch_publish(const kv_manager *m, const request *r, int32_t n_tokens);
+/* For a request that is soon to have n_tokens tokens scheduled or appended: asks for the memory of its
+ * tables if that changes them. */
+void kv_manager_prefetch_row(const kv_manager *m, const request *r, int32_t n_tokens);
 /* Ends the row, if any. Blocks that hold anything beyond the first n_valid tokens are un-published
  * first: what was scheduled but will never be computed must not be found. */
 void kv_manager_free(kv_manager *m, request *r, int32_t n_valid_tokens);
