@@ -157,6 +157,8 @@ static void schedule_running(scheduler *s)
             const request *next = s->running[i + SCHEDULER_PREFETCH];
             kv_manager_prefetch_row(s->kv, next, next->num_computed_tokens + 1);
         }
+        if (i + SCHEDULER_PREFETCH / 2 < s->n_running)
+            kv_manager_prefetch_skips(s->kv, s->running[i + SCHEDULER_PREFETCH / 2]);
         int32_t n = count_running_tokens(s, r);
         if (n <= 0)
             continue;

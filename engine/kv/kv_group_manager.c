@@ -287,7 +287,16 @@ void kv_group_manager_check(const kv_group_manager *g)
 
 void kv_group_manager_prefetch_row(const kv_group_manager *g, int32_t row)
 {
-    PGD_PREFETCH(kv_group_manager_get_table(g, row) + g->rows[row].n_blocks);
+    const block_id *table = kv_group_manager_get_table(g, row);
+    PGD_PREFETCH(table + g->rows[row].n_blocks);
+    PGD_PREFETCH(table + g->rows[row].n_skipped);
+}
+
+void kv_group_manager_prefetch_skips(const kv_group_manager *g, int32_t row)
+{
+    const kv_group_row *r = &g->rows[row];
+    if (g->spec.ops->skipped_tokens != NULL && r->n_skipped < r->n_blocks)
+        block_pool_prefetch(g->pool, kv_group_manager_get_table(g, row)[r->n_skipped]);
 }
 
 void kv_group_manager_prefetch_publish(const kv_group_manager *g, int32_t row,

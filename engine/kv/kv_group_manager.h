@@ -127,8 +127,10 @@ void kv_group_manager_remove_skipped(kv_group_manager *g, int32_t row, int32_t n
 int32_t kv_group_manager_common_prefix(const kv_group_manager *g);
 /* Integrity, O(n); aborts on a fault. */
 void kv_group_manager_check(const kv_group_manager *g);
-/* Hints: the end of the row's table will be used; the next block will be published. */
+/* Hints: the row's table will be used; the block that leaves the window next; the one that is
+ * published next. */
 void kv_group_manager_prefetch_row(const kv_group_manager *g, int32_t row);
+void kv_group_manager_prefetch_skips(const kv_group_manager *g, int32_t row);
 void kv_group_manager_prefetch_publish(const kv_group_manager *g, int32_t row,
                                        const block_hash *hashes, int32_t n_hashes);
 /* Lowers the bounds to the row's. */

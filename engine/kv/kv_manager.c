@@ -310,6 +310,11 @@ void kv_manager_publish(kv_manager *m, const request *r, int32_t n_tokens)
     bound_growth(m, r);
 }
 
+static bool is_skipping(const kv_quiet *quiet, const request *r)
+{
+    return r->num_computed_tokens - r->n_in_flight_tokens >= quiet->skip_at;
+}
+
 bool kv_manager_prefetch_publish(const kv_manager *m, const request *r, int32_t n_tokens)
 {
     if (n_tokens < m->quiet[r->kv_row].publish_at)
@@ -322,11 +327,22 @@ bool kv_manager_prefetch_publish(const kv_manager *m, const request *r, int32_t 
 
 void kv_manager_prefetch_row(const kv_manager *m, const request *r, int32_t n_tokens)
 {
-    if (r->kv_row < 0 || (n_tokens <= m->quiet[r->kv_row].max_need_tokens &&
-                          n_tokens < m->quiet[r->kv_row].publish_at))
+    if (r->kv_row < 0)
+        return;
+    const kv_quiet *quiet = &m->quiet[r->kv_row];
+    if (n_tokens <= quiet->max_need_tokens && n_tokens < quiet->publish_at &&
+        !is_skipping(quiet, r))
         return;
     for (int32_t i = 0; i < m->coordinator->n_groups; i++)
         kv_group_manager_prefetch_row(&m->coordinator->groups[i], r->kv_row);
+}
+
+void kv_manager_prefetch_skips(const kv_manager *m, const request *r)
+{
+    if (r->kv_row < 0 || !is_skipping(&m->quiet[r->kv_row], r))
+        return;
+    for (int32_t i = 0; i < m->coordinator->n_groups; i++)
+        kv_group_manager_prefetch_skips(&m->coordinator->groups[i], r->kv_row);
 }
 
 void kv_manager_free(kv_manager *m, request *r, int32_t n_valid_tokens)

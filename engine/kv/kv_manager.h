@@ -70,8 +70,9 @@ void kv_manager_publish(kv_manager *m, const request *r, int32_t n_tokens);
 /* Whether kv_manager_publish would have anything to do; then asks for the memory it needs. */
 bool kv_manager_prefetch_publish(const kv_manager *m, const request *r, int32_t n_tokens);
 /* For a request that is soon to have n_tokens tokens scheduled or appended: asks for the memory of its
- * tables if that changes them. */
+ * tables if that changes them; later, for the blocks that leave its windows. */
 void kv_manager_prefetch_row(const kv_manager *m, const request *r, int32_t n_tokens);
+void kv_manager_prefetch_skips(const kv_manager *m, const request *r);
 /* Ends the row, if any. Blocks that hold anything beyond the first n_valid tokens are un-published
  * first: what was scheduled but will never be computed must not be found. */
 void kv_manager_free(kv_manager *m, request *r, int32_t n_valid_tokens);
