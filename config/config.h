@@ -58,6 +58,8 @@ typedef struct config {
     int64_t num_kv_blocks;   /* 0 = computed; else this many, null block included */
     bool enable_prefix_caching;
     bool disable_hybrid_kv_cache_manager;
+    bool kv_cache_metrics;
+    double kv_cache_metrics_sample; /* share of the blocks, (0, 1] */
     char kv_hash_seed_file[CONFIG_PATH_BYTES];
 
     /* [worker] */

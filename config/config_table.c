@@ -88,6 +88,10 @@ const config_option config_options[] = {
      FIELD(disable_hybrid_kv_cache_manager), 0, "", 0, 0, "false", NULL,
      "Keep the KV of every token also for layers that attend to a sliding window or a chunk alone: "
      "takes more memory, has one group of blocks."},
+    {"cache", "kv_cache_metrics", CONFIG_BOOL, FIELD(kv_cache_metrics), 0, "", 0, 0, "false", NULL,
+     "Measure how long KV blocks stay cached and how they are reused (kv_block_* in /metrics)."},
+    {"cache", "kv_cache_metrics_sample", CONFIG_FLOAT, FIELD(kv_cache_metrics_sample), 0,
+     "fraction", 0.0001, 1, "0.01", NULL, "Share of the blocks that kv_cache_metrics measures."},
     {"cache", "kv_hash_seed_file", STR(kv_hash_seed_file), "", NULL,
      "File with the 32-byte secret of the prefix hashes, made (mode 0600) when missing. Empty: a "
      "fresh secret at every start."},

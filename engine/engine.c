@@ -379,6 +379,11 @@ void engine_get_stats(const engine *e, core_stats *out)
     core_loop_get_stats(e->core, out);
 }
 
+const kv_residency *engine_get_residency(const engine *e)
+{
+    return core_loop_get_residency(e->core);
+}
+
 engine_metrics *engine_get_metrics(engine *e)
 {
     return &e->metrics;

@@ -37,6 +37,8 @@ const tokenizer *engine_get_tokenizer(const engine *e);
 /* served_model_name or the name derived from the path. */
 const char *engine_model_name(const engine *e);
 void engine_get_stats(const engine *e, core_stats *out);
+/* As core_loop_get_residency. */
+const kv_residency *engine_get_residency(const engine *e);
 /* Borrow until destroy; the front end notes into it what it alone knows. */
 engine_metrics *engine_get_metrics(engine *e);
 int32_t engine_n_generations(const engine *e);

@@ -76,6 +76,7 @@ struct core_loop {
     ring *commands;
     ring *events;
     stats_cell *stats;
+    kv_residency *residency; /* NULL unless kv_cache_metrics */
     int wake_fd;
     pthread_t thread;
 
@@ -327,6 +328,7 @@ static request *find_request(void *arg, uint64_t id)
 static pgd_err make_scheduler(core_loop *c, const worker_facts *facts, pgd_why *why)
 {
     scheduler_opts base = {.hash_seed = c->opts.hash_seed,
+                           .kv_residency = c->residency,
                            .on_token = on_token,
                            .on_finished = on_finished,
                            .on_release = on_release,
@@ -590,6 +592,9 @@ static pgd_err make_arrays(core_loop *c)
     PGD_TRY(ring_create(&c->commands, sizeof(command), 2 * n_held + 64));
     PGD_TRY(ring_create(&c->events, sizeof(core_event), n_events));
     PGD_TRY(stats_cell_create(&c->stats, sizeof(core_stats)));
+    if (c->opts.cfg->kv_cache_metrics)
+        PGD_TRY(
+            kv_residency_create(&c->residency, c->opts.cfg->kv_cache_metrics_sample, clock_now_us));
     PGD_TRY(hash_map_create(&c->live, n_held));
     PGD_TRY(poison_create(&c->poison, (int32_t)(DEPTH * n_seqs), find_request, c));
     c->live_ids = mem_calloc(n_held + 1, sizeof *c->live_ids);
@@ -711,6 +716,7 @@ void core_loop_destroy(core_loop *c)
     ring_destroy(c->commands);
     ring_destroy(c->events);
     stats_cell_destroy(c->stats);
+    kv_residency_destroy(c->residency);
     hash_map_destroy(c->live);
     mem_free(c->live_ids);
     mem_free(c->pending);
@@ -770,6 +776,11 @@ bool core_loop_poll(core_loop *c, core_event *out)
 void core_loop_get_stats(const core_loop *c, core_stats *out)
 {
     stats_read(c->stats, out);
+}
+
+const kv_residency *core_loop_get_residency(const core_loop *c)
+{
+    return c->residency;
 }
 
 bool core_loop_reset_prefix_cache(core_loop *c)

@@ -134,6 +134,8 @@ void core_loop_end_at_stop(core_loop *c, uint64_t request_id);
 bool core_loop_poll(core_loop *c, core_event *out);
 /* A consistent snapshot. Thread: any */
 void core_loop_get_stats(const core_loop *c, core_stats *out);
+/* Borrow until destroy, to be read; NULL unless kv_cache_metrics. Thread: any */
+const kv_residency *core_loop_get_residency(const core_loop *c);
 /* Asks for a prefix-cache reset; a CACHE_RESET event says whether it was done: not while blocks are
  * held. False when one is under way already, or the core thread does not run. Thread: io */
 PGD_MUST_USE bool core_loop_reset_prefix_cache(core_loop *c);

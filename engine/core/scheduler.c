@@ -91,6 +91,7 @@ static pgd_err create_parts(scheduler *s)
         .enable_caching = o->enable_prefix_caching,
         .use_eagle = o->use_eagle,
         .events = o->kv_events,
+        .residency = o->kv_residency,
         .hash_block_size = o->block_size,
         .max_holders = o->max_num_seqs,
         .max_model_len = o->max_model_len,

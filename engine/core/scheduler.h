@@ -51,6 +51,7 @@ typedef struct scheduler_opts {
     const uint8_t *hash_seed;      /* [32] */
     kv_events *kv_events;          /* told what the prefix cache holds; borrow until destroy; NULL =
                                       nobody asked */
+    kv_residency *kv_residency;    /* told what comes of KV blocks, likewise */
     const kv_connector *connector; /* copied; NULL = none */
 
     /* All three are required. Called from scheduler_update, scheduler_finish_request,

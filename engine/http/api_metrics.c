@@ -21,6 +21,7 @@ typedef struct scrape {
     http_counters http;
     core_stats core;
     engine_metrics requests;
+    kv_residency_stats residency;
     process_info process;
     const config *cfg;
     double ready;
@@ -348,6 +349,17 @@ static const family spec_families[] = {
      "Draft tokens that were right, by place in the draft."},
 };
 
+/* Shown only with kv_cache_metrics. */
+static const family residency_families[] = {
+    {"kv_block_lifetime_seconds", HISTOGRAM, OWN(residency.lifetime_s), BOTH,
+     "From handing a KV block out to its eviction from the prefix cache; of sampled blocks."},
+    {"kv_block_idle_before_evict_seconds", HISTOGRAM, OWN(residency.idle_s), BOTH,
+     "From the last use of a KV block, handing out or prefix hit, to its eviction; of sampled "
+     "blocks."},
+    {"kv_block_reuse_gap_seconds", HISTOGRAM, OWN(residency.reuse_gap_s), BOTH,
+     "Between two uses of a KV block; of sampled blocks."},
+};
+
 /* Names that every Prometheus client library gives, without prefix and labels. */
 static const struct {
     const char *name;
@@ -460,6 +472,10 @@ void api_metrics_handle(http_api *api, http_conn *conn, const http_request *req)
     append_families(&p, families, PGD_ARRAY_LEN(families));
     if (s.core.scheduler.num_speculative_tokens > 0)
         append_families(&p, spec_families, PGD_ARRAY_LEN(spec_families));
+    if (engine_get_residency(api->engine) != NULL) {
+        kv_residency_read(engine_get_residency(api->engine), &s.residency);
+        append_families(&p, residency_families, PGD_ARRAY_LEN(residency_families));
+    }
     append_process(&p);
     if (p.b.failed)
         http_error_respond(conn, 503, NULL, "out of memory");

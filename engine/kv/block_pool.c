@@ -40,7 +40,8 @@ struct block_pool {
     uint64_t bucket_mask;
     int32_t n_published;
     int32_t n_free_cached;
-    kv_events *events; /* NULL = nobody asked */
+    kv_events *events;       /* NULL = nobody asked */
+    kv_residency *residency; /* NULL = nobody asked */
 };
 
 pgd_err block_pool_create(block_pool **out, int32_t n_blocks, bool enable_caching)
@@ -92,6 +93,11 @@ void block_pool_destroy(block_pool *p)
 void block_pool_set_events(block_pool *p, kv_events *events)
 {
     p->events = events;
+}
+
+void block_pool_set_residency(block_pool *p, kv_residency *residency)
+{
+    p->residency = residency;
 }
 
 static block_record *record_of(const block_pool *p, block_id id)
@@ -150,10 +156,15 @@ bool block_pool_get_new(block_id *out, block_pool *p, int32_t n_blocks)
         look_ahead(p);
         block_record *b = &p->blocks[out[i]];
         PGD_ASSERTF(b->n_refs == 0, "free block %d has %d references", out[i], b->n_refs);
-        if (b->group_id >= 0)
+        if (b->group_id >= 0) {
+            if (p->residency != NULL)
+                kv_residency_note_evicted(p->residency, out[i]);
             unlink_hash(p, out[i]);
+        }
         b->n_refs = 1;
     }
+    if (p->residency != NULL)
+        kv_residency_note_given(p->residency, out, n_blocks);
     return true;
 }
 
@@ -186,6 +197,8 @@ void block_pool_touch(block_pool *p, const block_id *ids, int32_t n_ids)
         }
         b->n_refs++;
     }
+    if (p->residency != NULL)
+        kv_residency_note_used(p->residency, ids, n_ids);
 }
 
 void block_pool_free(block_pool *p, const block_id *ids, int32_t n_ids)
@@ -291,6 +304,8 @@ bool block_pool_reset_cache(block_pool *p)
     p->events = events;
     if (events != NULL)
         kv_events_cleared(events);
+    if (p->residency != NULL)
+        kv_residency_forget(p->residency);
     return true;
 }
 

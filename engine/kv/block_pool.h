@@ -15,6 +15,7 @@
 #define ENGINE_KV_BLOCK_POOL_H
 
 #include "engine/kv/kv_events.h"
+#include "engine/kv/kv_residency.h"
 
 #define BLOCK_POOL_NULL 0
 
@@ -26,6 +27,8 @@ void block_pool_destroy(block_pool *p);
 /* From now on tells when the last copy of a hash goes, and when all go. Borrow until destroy; NULL =
  * nobody. */
 void block_pool_set_events(block_pool *p, kv_events *events);
+/* From now on notes what comes of blocks. Borrow until destroy; NULL = nobody. */
+void block_pool_set_residency(block_pool *p, kv_residency *residency);
 
 /* Takes n blocks from the front of the free queue, reference count 1, without hash. Refusal (false,
  * no change) when fewer are free. */

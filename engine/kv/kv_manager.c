@@ -64,6 +64,9 @@ static pgd_err create_parts(kv_manager *m, const kv_manager_opts *opts)
     };
     PGD_TRY(kv_coordinator_create(&m->coordinator, &coordinator_opts));
     block_pool_set_events(m->pool, m->events);
+    block_pool_set_residency(m->pool, opts->residency);
+    if (opts->residency != NULL)
+        PGD_TRY(kv_residency_set_pool(opts->residency, opts->n_blocks));
     if (m->events != NULL)
         PGD_TRY(kv_events_set_groups(m->events, opts->groups, opts->n_groups));
     for (int32_t g = 0; g < opts->n_groups; g++) {

@@ -23,6 +23,7 @@ typedef struct kv_manager_opts {
     bool enable_caching;
     bool use_eagle;          /* as in kv_coordinator_opts */
     kv_events *events;       /* told what is cached; borrow until destroy; NULL = nobody asked */
+    kv_residency *residency; /* told what comes of blocks, as events */
     int32_t hash_block_size; /* as in kv_coordinator_opts */
     int32_t max_holders;     /* requests that hold blocks at the same time */
     int32_t max_model_len;

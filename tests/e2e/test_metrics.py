@@ -178,6 +178,29 @@ def test_preemptions_and_recomputed_tokens(daemons):
     assert v["paged_request_prefill_kv_computed_tokens_sum"] == 256
 
 
+def test_kv_block_residency(daemons, used):
+    """Asked for: how long cached blocks live, lie idle and wait for their next use. Not shown otherwise."""
+    assert "kv_block_" not in page(used)
+    d = daemons("--device", "sim", "--num-kv-blocks", "24", "--max-model-len", "300", "--kv-cache-metrics", "--kv-cache-metrics-sample", "1")
+    d.complete([1] * 64, max_tokens=2, ignore_eos=True)
+    time.sleep(0.3)
+    d.complete([1] * 64, max_tokens=2, ignore_eos=True)  # hits 3 blocks of 16
+    d.idle()
+    v = values(d)
+    for prefix in ("paged_", "vllm:"):
+        assert v[prefix + "kv_block_reuse_gap_seconds_count"] == 3 and 0.9 < v[prefix + "kv_block_reuse_gap_seconds_sum"] < 60
+        assert v[prefix + "kv_block_lifetime_seconds_count"] == v[prefix + "kv_block_idle_before_evict_seconds_count"] == 0
+    for i in range(2, 5):
+        d.complete([i] * 200, max_tokens=2, ignore_eos=True)  # 13 of 23 blocks each
+    d.idle()
+    v = values(d)
+    n = v["vllm:kv_block_lifetime_seconds_count"]
+    assert n >= 12 and v["vllm:kv_block_idle_before_evict_seconds_count"] == n
+    assert v["vllm:kv_block_lifetime_seconds_sum"] >= v["vllm:kv_block_idle_before_evict_seconds_sum"] + 0.9
+    bounds = [float(k.split("le=")[1].rstrip("}")) for k in v if k.startswith("vllm:kv_block_lifetime_seconds_bucket")]
+    assert bounds[:4] == [0.001, 0.002, 0.005, 0.01] and bounds[-2:] == [1800, float("inf")]
+
+
 def test_counters_never_fall_and_gauges_return_to_zero(daemons):
     """Load with prefix hits, preemption, clients that leave and workers that die, while somebody scrapes."""
     d = daemons("--device", "sim", "--sim-step-us", "1000", "--num-kv-blocks", "40", "--max-model-len", "300", "--max-num-seqs", "8")
