@@ -63,7 +63,8 @@ typedef struct kv_connector {
     /* False when there is no more. Asked before each step is made. */
     bool (*next_event)(void *arg, kv_event *out);
     /* r has finished, told once. True when it holds blocks that are still to be read: SENT will
-     * follow. While r is being loaded the answer does not matter: its blocks stay until LOADED. */
+     * follow. The answer does not matter for one that has none (kv_row < 0), which nobody holds, nor
+     * while r is being loaded: its blocks stay until LOADED, and no SENT may come. */
     bool (*finished)(void *arg, request *r);
     /* The worker is gone, with every transfer: no event comes for what was before. */
     void (*reset)(void *arg);

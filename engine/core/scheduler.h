@@ -56,8 +56,8 @@ typedef struct scheduler_opts {
 
     /* All three are required. Called from scheduler_update, scheduler_finish_request,
      * scheduler_reset_worker and scheduler_destroy, and on_release from scheduler_schedule too when
-     * there is a connector, on the core thread; they must not allocate nor
-     * call back into the scheduler. */
+     * there is a connector, on the core thread; they must not allocate nor call back into the
+     * scheduler. */
     void (*on_token)(void *arg, request *r, token_id token, const token_logprob *logprobs,
                      int32_t n_logprobs);
     /* Exactly once per request that was added; the request may still be in flight. error: what the
