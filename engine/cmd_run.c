@@ -70,7 +70,10 @@ static int complete(offline *o, const char *text, size_t n_bytes, const run_opts
     run_state s = {.n_left = 1, .start_us = clock_now_us()};
     core_stats stats;
     engine_get_stats(o->engine, &stats);
-    int32_t max_ids = (int32_t)PGD_MIN(2 * (int64_t)stats.max_model_len, INT32_MAX);
+    /* An encoder has its own length, and leaves the decoder's to the completion. */
+    int32_t max_source = engine_max_source(o->engine);
+    int32_t max_prompt = max_source > 0 ? max_source : stats.max_model_len - 1;
+    int32_t max_ids = (int32_t)PGD_MIN(2 * (int64_t)max_prompt + 2, INT32_MAX);
     token_id *ids = NULL;
     int32_t n_ids = 0;
     pgd_err err = tokenizer_encode(&ids, &n_ids, engine_get_tokenizer(o->engine), text, n_bytes,
@@ -79,17 +82,17 @@ static int complete(offline *o, const char *text, size_t n_bytes, const run_opts
         fprintf(stderr, "paged run: the prompt could not be tokenized: %s\n", pgd_err_text(err));
         return EXIT_STATUS_SYSTEM;
     }
-    if (err == PGD_ERANGE || n_ids == 0 || n_ids >= stats.max_model_len) {
-        fprintf(stderr, "paged run: the prompt has %s%d tokens; expected 1 to %d (max_model_len)\n",
+    if (err == PGD_ERANGE || n_ids == 0 || n_ids > max_prompt) {
+        fprintf(stderr, "paged run: the prompt has %s%d tokens; expected 1 to %d (%s)\n",
                 err == PGD_ERANGE ? "more than " : "", err == PGD_ERANGE ? max_ids : n_ids,
-                stats.max_model_len - 1);
+                max_prompt, max_source > 0 ? "the model's encoder" : "max_model_len");
         mem_free(ids);
         return EXIT_STATUS_USAGE;
     }
     generation_opts g = {
         .prompt = ids,
         .n_prompt_tokens = n_ids,
-        .max_tokens = PGD_MIN(opts->max_tokens, stats.max_model_len - n_ids),
+        .max_tokens = PGD_MIN(opts->max_tokens, stats.max_model_len - (max_source > 0 ? 1 : n_ids)),
         .ignore_eos = opts->ignore_eos,
         .skip_special = true,
         .arrival_us = s.start_us,

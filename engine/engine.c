@@ -40,6 +40,7 @@ struct engine {
     uint8_t hash_seed[HASH_SHA256_BYTES];
     uint8_t fingerprint[HASH_SHA256_BYTES]; /* of the model, for a worker that we do not start */
     block_hasher *hasher;
+    int32_t max_source; /* engine_max_source */
     char model_path[CONFIG_PATH_BYTES];
     char model_name[256];
     engine_metrics metrics;
@@ -225,6 +226,20 @@ static pgd_err check_device(const config *cfg, pgd_why *why)
     return PGD_OK;
 }
 
+/* What a decoder's tokens are worth depends on the encoder's input, which no block hash knows. */
+static void adapt_to_encoder(engine *e)
+{
+    const encdec_config *encoder = &engine_get_model(e)->encdec;
+    e->max_source = encoder->max_source;
+    if (e->max_source == 0)
+        return;
+    if (e->cfg.enable_prefix_caching)
+        log_info("engine", "prefix caching is off: the model has an encoder");
+    e->cfg.enable_prefix_caching = false;
+    if (encoder->ignored[0] != '\0')
+        log_info("engine", "generation_config: left out here: %s", encoder->ignored);
+}
+
 pgd_err engine_create(engine **out, uv_loop_t *loop, const config *cfg, pgd_why *why)
 {
     engine *e = mem_calloc(1, sizeof(*e));
@@ -263,13 +278,15 @@ pgd_err engine_create(engine **out, uv_loop_t *loop, const config *cfg, pgd_why 
     if (is_sim)
         e->cfg.sim_vocab_size =
             model_file_get_config(e->model)->vocab_size; /* so that its tokens have text */
+    else
+        adapt_to_encoder(e);
     if (cfg->served_model_name[0] != '\0')
         snprintf(e->model_name, sizeof(e->model_name), "%s", cfg->served_model_name);
     else
         derive_name(e->model_name, sizeof(e->model_name), e->model_path);
 
     err = hash_map_create(&e->generations, 0);
-    if (err == PGD_OK && cfg->enable_prefix_caching)
+    if (err == PGD_OK && e->cfg.enable_prefix_caching)
         err = block_hasher_create(&e->hasher, e->hash_seed);
     if (err != PGD_OK)
         goto fail;
@@ -429,6 +446,11 @@ bool engine_reset_prefix_cache(engine *e, engine_cache_reset_fn fn, void *arg)
     return true;
 }
 
+int32_t engine_max_source(const engine *e)
+{
+    return e->max_source;
+}
+
 /* --- work ------------------------------------------------------------------------------------- */
 
 pgd_err engine_hash_prompt(block_hash **out, const engine *e, const token_id *prompt,
@@ -443,6 +465,27 @@ pgd_err engine_hash_prompt(block_hash **out, const engine *e, const token_id *pr
                                       (int32_t)e->cfg.block_size, cache_salt);
     block_hasher_destroy(hasher);
     return err;
+}
+
+static void force_token(sampling_params *p, int32_t position, token_id id)
+{
+    if (id >= 0)
+        p->forced[p->n_forced++] = (forced_token){position, id};
+}
+
+/* The prompt becomes the encoder's input; the decoder begins with a token of its own. The first
+ * token of a text may be forced, and the last one of a text that is cut; a text of one token is its
+ * last. */
+static void split_prompt(request_opts *r, const encdec_config *encoder)
+{
+    int32_t last = PGD_MIN(r->max_tokens, r->max_model_len - 1) - 1;
+    r->encoder_tokens = r->prompt;
+    r->n_encoder_tokens = r->n_prompt_tokens;
+    r->prompt = &encoder->start_id;
+    r->n_prompt_tokens = 1;
+    r->prompt_hashes = NULL;
+    force_token(&r->params, 0, encoder->forced_bos_id);
+    force_token(&r->params, last, encoder->forced_eos_id);
 }
 
 core_refusal engine_generate(engine *e, generation **out, const generation_opts *opts)
@@ -471,6 +514,8 @@ core_refusal engine_generate(engine *e, generation **out, const generation_opts 
         .block_size = (int32_t)e->cfg.block_size,
         .hasher = e->hasher,
     };
+    if (e->max_source > 0)
+        split_prompt(&ropts, &m->encdec);
     core_refusal refusal = CORE_REFUSAL_WORKER;
     if (request_create(&r, &ropts) != PGD_OK || !hash_map_put(e->generations, g->id, (uintptr_t)g))
         goto fail;

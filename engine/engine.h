@@ -34,6 +34,9 @@ void engine_destroy(engine *e);
 const config *engine_get_config(const engine *e);
 const model_config *engine_get_model(const engine *e);
 const tokenizer *engine_get_tokenizer(const engine *e);
+/* Tokens that a prompt of an encoder-decoder model may have, as its encoder's input; 0 for other
+ * models, whose prompts share max_model_len with the completion. */
+int32_t engine_max_source(const engine *e);
 /* served_model_name or the name derived from the path. */
 const char *engine_model_name(const engine *e);
 void engine_get_stats(const engine *e, core_stats *out);

@@ -32,7 +32,8 @@ typedef struct generation_token {
 typedef struct generation generation;
 
 typedef struct generation_opts {
-    const token_id *prompt; /* [n_prompt_tokens], copied */
+    /* [n_prompt_tokens], copied; of an encoder-decoder model the encoder's input */
+    const token_id *prompt;
     int32_t n_prompt_tokens;
     const block_hash
         *prompt_hashes; /* by engine_hash_prompt; NULL: worked out by engine_generate */

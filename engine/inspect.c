@@ -8,6 +8,7 @@
 #include "engine/inspect.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -277,7 +278,8 @@ static void put_ffn(FILE *out, const model_config *cfg)
     }
     if (n_mixed < cfg->n_layers)
         (void)fprintf(out, "%" PRId32 "%s, ", cfg->ffn_dim, n_mixed > 0 ? " in the others" : "");
-    (void)fprintf(out, "%s%s\n", gates[cfg->act],
+    /* An encoder-decoder model has none of the gates: the name alone, of four letters. */
+    (void)fprintf(out, "%.*s%s\n", cfg->is_encoder_decoder ? 4 : INT_MAX, gates[cfg->act],
                   cfg->post_norms ? "; norms after attention and feed-forward too" : "");
 }
 
@@ -315,15 +317,20 @@ static void put_kv_groups(FILE *out, const model_config *cfg)
 {
     static kv_layer_spec layers[MODEL_MAX_LAYERS];
     static kv_groups groups;
-    const kv_groups_opts opts = {.block_size = 16, .is_hybrid = true};
+    const kv_groups_opts opts = {
+        .block_size = 16, .max_encoder_tokens = cfg->encdec.max_source, .is_hybrid = true};
     char buf[32];
     int32_t token_bytes = 2 * 2 * cfg->n_kv_heads * cfg->head_dim;
+    int32_t n_layers = cfg->n_layers;
     for (int32_t i = 0; i < cfg->n_layers; i++)
         layers[i] =
             (kv_layer_spec){cfg->layer_attention[i], model_config_window(cfg, i), token_bytes};
-    (void)fprintf(out, "%-16s%s per token in F16\n", "KV cache",
-                  bytes_text(buf, (double)cfg->n_layers * token_bytes));
-    if (kv_groups_init(&groups, layers, cfg->n_layers, &opts, NULL) != PGD_OK)
+    for (int32_t i = 0; cfg->is_encoder_decoder && i < cfg->n_layers; i++)
+        layers[n_layers++] = (kv_layer_spec){ATTENTION_CROSS, 0, token_bytes};
+    (void)fprintf(out, "%-16s%s per token in F16%s\n", "KV cache",
+                  bytes_text(buf, (double)cfg->n_layers * token_bytes),
+                  cfg->is_encoder_decoder ? ", and as much per token of the encoder's input" : "");
+    if (kv_groups_init(&groups, layers, n_layers, &opts, NULL) != PGD_OK)
         return;
     for (int32_t g = 0; g < groups.layout.n_groups; g++) {
         const kv_group_layout *group = &groups.layout.groups[g];
@@ -334,6 +341,16 @@ static void put_kv_groups(FILE *out, const model_config *cfg)
             (void)fprintf(out, " of %" PRId32 " tokens", group->window);
         (void)fprintf(out, ", %" PRId32 " layers\n", groups.n_layers_of[g]);
     }
+}
+
+static void put_encoder(FILE *out, const encdec_config *e)
+{
+    put_label(out, "encoder");
+    (void)fprintf(out,
+                  "%" PRId32 " layers, %" PRId32 " heads of %" PRId32
+                  " values, feed-forward %" PRId32 ", input of at most %" PRId32 " tokens\n",
+                  e->n_layers, e->n_heads, e->head_dim, e->ffn_dim, e->max_source);
+    put_line(out, "positions", "learned");
 }
 
 static void put_config(FILE *out, const model_config *cfg)
@@ -356,7 +373,10 @@ static void put_config(FILE *out, const model_config *cfg)
     if (cfg->final_soft_cap > 0)
         (void)fprintf(out, ", logits' soft cap %g", (double)cfg->final_soft_cap);
     (void)fprintf(out, "\n%-16s%" PRId32 " tokens\n", "context", cfg->max_context);
-    put_rope(out, cfg);
+    if (cfg->is_encoder_decoder)
+        put_encoder(out, &cfg->encdec);
+    else
+        put_rope(out, cfg);
     put_kv_groups(out, cfg);
     put_generation(out, cfg);
 }

@@ -33,6 +33,7 @@ static const wire_field LOAD_FIELDS[] = {
     W_I32(load_msg, max_model_len, 1, INT32_MAX),
     W_I32(load_msg, max_num_seqs, 1, 1 << 20),
     W_I32(load_msg, max_num_batched_tokens, 1, INT32_MAX),
+    W_I32(load_msg, max_encoder_tokens, 0, INT32_MAX),
     W_I32(load_msg, max_logprobs, 0, PGD_MAX_LOGPROBS),
     W_I32(load_msg, n_threads, 0, 4096),
     W_U8(load_msg, pin_threads, 0, 1),

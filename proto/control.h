@@ -51,6 +51,7 @@ typedef struct load_msg {
     int32_t max_model_len;
     int32_t max_num_seqs;
     int32_t max_num_batched_tokens;
+    int32_t max_encoder_tokens; /* of a step; 0 for a model without an encoder */
     int32_t max_logprobs;
     int32_t n_threads; /* 0 = all CPUs of the affinity mask */
     uint8_t pin_threads;

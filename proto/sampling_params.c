@@ -2,6 +2,7 @@
  * the wire. */
 #include "proto/sampling_params.h"
 
+static_assert(SAMPLING_MAX_FORCED == 2, "each is a row of the table");
 static_assert(sizeof(logit_bias) == 8, "an i32 and an f32, used where it lies in the frame");
 
 static const wire_field FIELDS[] = {
@@ -17,6 +18,11 @@ static const wire_field FIELDS[] = {
     W_I32_REF(sampling_params, n_logprobs, -1, max_logprobs),
     W_I32_REF(sampling_params, n_prompt_logprobs_per_token, 0, max_logprobs_per_token),
     W_I32(sampling_params, min_tokens, 0, INT32_MAX),
+    W_I32(sampling_params, n_forced, 0, SAMPLING_MAX_FORCED),
+    W_I32(sampling_params, forced[0].position, 0, INT32_MAX),
+    W_I32_REF(sampling_params, forced[0].id, 0, max_token_id),
+    W_I32(sampling_params, forced[1].position, 0, INT32_MAX),
+    W_I32_REF(sampling_params, forced[1].id, 0, max_token_id),
     {
         .name = "stop_ids",
         .kind = WIRE_KIND_ARRAY,

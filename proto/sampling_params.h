@@ -6,6 +6,7 @@
  * prompt and output; presence and frequency over output), temperature, top-k, top-p, min-p, then
  * Gumbel-max with Philox4x32-10 keyed by (seed, choice_idx, output position), counter = token id;
  * ties go to the lower id. Logprobs, of the prompt's tokens too, come from the raw logits.
+ * A forced token is taken before any of these.
  * Owns:    nothing; the pointers are borrows
  */
 #ifndef PROTO_SAMPLING_PARAMS_H
@@ -18,10 +19,17 @@
 #define SAMPLING_TINY 1e-30f
 #define SAMPLING_HUGE 1e30f
 
+#define SAMPLING_MAX_FORCED 2 /* a text's first and last token */
+
 typedef struct logit_bias {
     token_id id;
     float bias;
 } logit_bias;
+
+typedef struct forced_token {
+    int32_t position; /* among the outputs */
+    token_id id;
+} forced_token;
 
 typedef struct sampling_params {
     float temperature;
@@ -40,6 +48,8 @@ typedef struct sampling_params {
     int32_t n_stop_ids;       /* every id that would end the request: eos unless ignore_eos, and
                                  stop_token_ids */
     const token_id *stop_ids; /* [n_stop_ids] */
+    int32_t n_forced; /* outputs that are given, whatever the logits; of one position the last */
+    forced_token forced[SAMPLING_MAX_FORCED];
     int32_t n_logit_bias;
     const logit_bias *logit_bias; /* [n_logit_bias] */
 } sampling_params;

@@ -6,9 +6,8 @@
  */
 #include "proto/scheduler_output.h"
 
-#define MAX_TRANSFERS      1024
-#define MAX_ENCODER_INPUTS 1024
-#define MAX_BITMASK_BYTES  (64u << 20)
+#define MAX_TRANSFERS     1024
+#define MAX_BITMASK_BYTES (64u << 20)
 
 /* Block ids of each KV group, at most what max_model_len needs. */
 #define BLOCK_IDS(T, member)                                                           \
@@ -37,6 +36,16 @@ static const wire_field NEW_FIELDS[] = {
         .max_ref = W_LIMIT(max_token_id),
     },
     W_EMBED(new_request_msg, params, &sampling_params_record),
+    {
+        .name = "encoder_tokens",
+        .kind = WIRE_KIND_ARRAY,
+        .elem = WIRE_KIND_I32,
+        .offset = (uint32_t)offsetof(new_request_msg, encoder_tokens),
+        .count_offset = W_OFF(new_request_msg, n_encoder_tokens, 4),
+        .count_bytes = 4,
+        .max_n_ref = W_LIMIT(max_encoder_tokens),
+        .max_ref = W_LIMIT(max_token_id),
+    },
     BLOCK_IDS(new_request_msg, blocks),
 };
 static const wire_record NEW_RECORD = {"new_request", NEW_FIELDS, PGD_ARRAY_LEN(NEW_FIELDS),
@@ -94,7 +103,7 @@ static const wire_record TRANSFER_RECORD = {
 static const wire_field ENCODER_FIELDS[] = {
     W_U64(encoder_input_msg, request_id),
     W_I32(encoder_input_msg, input_idx, 0, INT32_MAX),
-    W_I32_REF(encoder_input_msg, n_tokens, 1, max_num_batched_tokens),
+    W_I32_REF(encoder_input_msg, n_tokens, 1, max_encoder_tokens),
 };
 static const wire_record ENCODER_RECORD = {
     "encoder_input", ENCODER_FIELDS, PGD_ARRAY_LEN(ENCODER_FIELDS), sizeof(encoder_input_msg)};
@@ -140,7 +149,8 @@ static const wire_field FIELDS[] = {
         .max_ref = W_LIMIT(max_block_id),
     },
     {RECORDS(transfers, n_transfers, &TRANSFER_RECORD), .max_n = MAX_TRANSFERS},
-    {RECORDS(encoder_inputs, n_encoder_inputs, &ENCODER_RECORD), .max_n = MAX_ENCODER_INPUTS},
+    {RECORDS(encoder_inputs, n_encoder_inputs, &ENCODER_RECORD),
+     .max_n_ref = W_LIMIT(max_num_seqs)},
     {
         .name = "grammar_bitmask",
         .kind = WIRE_KIND_ARRAY,
@@ -158,15 +168,16 @@ const wire_record scheduler_output_record = {"step", FIELDS, PGD_ARRAY_LEN(FIELD
 
 size_t scheduler_output_scratch_bytes(const wire_limits *limits)
 {
-    return (size_t)limits->max_num_seqs * (sizeof(new_request_msg) + sizeof(cached_request_msg)) +
-           MAX_TRANSFERS * sizeof(kv_transfer_msg) + MAX_ENCODER_INPUTS * sizeof(encoder_input_msg);
+    return (size_t)limits->max_num_seqs *
+               (sizeof(new_request_msg) + sizeof(cached_request_msg) + sizeof(encoder_input_msg)) +
+           MAX_TRANSFERS * sizeof(kv_transfer_msg);
 }
 
 size_t scheduler_output_max_frame_bytes(const wire_limits *limits)
 {
     /* A new request: its tokens, its tables, its parameters; the rest is small beside them. */
     size_t per_request =
-        (size_t)limits->max_model_len * 4 +
+        ((size_t)limits->max_model_len + (size_t)limits->max_encoder_tokens) * 4 +
         (size_t)limits->n_groups * ((size_t)limits->max_blocks_per_request * 4 + 16) + 4096 * 4 +
         PGD_MAX_LOGIT_BIAS * 8 + 512;
     size_t n_new = (size_t)PGD_MIN(limits->max_num_seqs, limits->max_num_batched_tokens);

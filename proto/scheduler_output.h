@@ -20,8 +20,8 @@ typedef struct block_ids_msg {
     const block_id *ids[PGD_MAX_KV_GROUPS];
 } block_ids_msg;
 
-/* An encoder input that this step computes for a request (multimodal and encoder-decoder models).
- */
+/* An encoder input that this step computes for a request: of an encoder-decoder model all tokens of
+ * each new one, in the order of new_requests. */
 typedef struct encoder_input_msg {
     uint64_t request_id;
     int32_t input_idx;
@@ -38,7 +38,9 @@ typedef struct new_request_msg {
     int32_t n_computed_tokens; /* prefix hit: KV of these is already in the blocks */
     int32_t n_scheduled_tokens;
     sampling_params params;
-    block_ids_msg blocks; /* full tables, entries may be the null block (0) */
+    int32_t n_encoder_tokens;       /* 0 without an encoder */
+    const token_id *encoder_tokens; /* [n_encoder_tokens] */
+    block_ids_msg blocks;           /* full tables, entries may be the null block (0) */
 } new_request_msg;
 
 typedef struct cached_request_msg {

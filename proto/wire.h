@@ -15,7 +15,7 @@
 #include "common/err.h"
 
 #define WIRE_MAGIC        0x57444750u /* "PGDW" */
-#define WIRE_VERSION      3
+#define WIRE_VERSION      4
 #define WIRE_HEADER_BYTES 24
 #define WIRE_ALIGN        8
 /* So that entries of a step can be counted in 32 bits. */

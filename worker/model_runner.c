@@ -15,8 +15,8 @@
 #include "common/mem.h"
 #include "common/thread.h"
 #include "worker/memory_info.h"
-#include "worker/model/decoder.h"
 #include "worker/model/model_ops.h"
+#include "worker/model/network.h"
 #include "worker/prompt_scorer.h"
 #include "worker/sampler.h"
 
@@ -29,7 +29,7 @@ typedef struct model_runner {
     model_file *file;
     const model_config *cfg;
     weights *w;
-    decoder *decoder;
+    network *network;
     request_rows *rows;
     input_batch *batch;
     sampler *sampler;
@@ -84,10 +84,18 @@ static pgd_err check_load(const load_msg *msg, pgd_why *why)
     return PGD_OK;
 }
 
-static pgd_err check_model(const model_config *cfg, pgd_why *why)
+static pgd_err check_model(const model_config *cfg, const load_msg *msg, pgd_why *why)
 {
-    if (cfg->is_encoder_decoder)
-        return pgd_fail(why, PGD_EUNSUPPORTED, "expected a decoder, got a model with an encoder");
+    if (cfg->encdec.head_dim > KV_PAGE_MAX_HEAD_DIM)
+        return pgd_fail(why, PGD_EUNSUPPORTED,
+                        "expected an encoder head size of at most %d, got %" PRId32,
+                        KV_PAGE_MAX_HEAD_DIM, cfg->encdec.head_dim);
+    if (msg->max_encoder_tokens < cfg->encdec.max_source ||
+        (!cfg->is_encoder_decoder && msg->max_encoder_tokens > 0))
+        return pgd_fail(why, PGD_EPROTO,
+                        "expected %s%" PRId32 " encoder tokens in a step, got %" PRId32,
+                        cfg->is_encoder_decoder ? "at least " : "", cfg->encdec.max_source,
+                        msg->max_encoder_tokens);
     if (cfg->head_dim > KV_PAGE_MAX_HEAD_DIM)
         return pgd_fail(why, PGD_EUNSUPPORTED, "expected a head size of at most %d, got %" PRId32,
                         KV_PAGE_MAX_HEAD_DIM, cfg->head_dim);
@@ -107,6 +115,7 @@ static pgd_err create_workspace(model_runner *r, pgd_why *why)
                                .n_threads = n_threads};
     size_t n_bytes = model_ops_workspace_bytes(cfg, max_rows, n_threads, r->ops);
     n_bytes = PGD_MAX(n_bytes, r->ops->attention_workspace_bytes(&limits));
+    n_bytes = PGD_MAX(n_bytes, network_workspace_bytes(r->network, &limits));
     n_bytes = PGD_MAX(n_bytes, r->ops->sample_workspace_bytes(cfg->vocab_size, n_threads));
     r->ctx = (kernel_ctx){.pool = r->pool, .workspace_bytes = PGD_MAX(n_bytes, 64)};
     r->ctx.workspace = mem_alloc_aligned(r->ctx.workspace_bytes, 64);
@@ -118,25 +127,29 @@ static pgd_err create_workspace(model_runner *r, pgd_why *why)
 static pgd_err create_state(model_runner *r, pgd_why *why)
 {
     const load_msg *msg = &r->load;
-    decoder_opts opts = {.cfg = r->cfg,
-                         .w = r->w,
-                         .ops = r->ops,
-                         .max_rows = msg->max_num_batched_tokens,
-                         .max_seqs = msg->max_num_seqs,
-                         .max_positions = msg->max_model_len};
+    network_opts opts = {.decoder = {.cfg = r->cfg,
+                                     .w = r->w,
+                                     .ops = r->ops,
+                                     .max_rows = msg->max_num_batched_tokens,
+                                     .max_seqs = msg->max_num_seqs,
+                                     .max_positions = msg->max_model_len},
+                         .max_encoder_rows = msg->max_encoder_tokens};
     request_rows_opts rows = {.max_rows = msg->max_num_seqs,
                               .max_tokens = msg->max_model_len,
+                              .max_encoder_tokens = r->cfg->encdec.max_source,
                               .vocab_size = r->cfg->vocab_size,
                               .max_logprobs = msg->max_logprobs};
-    PGD_TRY(decoder_create(&r->decoder, &opts, why));
+    PGD_TRY(network_create(&r->network, &opts, why));
     PGD_TRY(request_rows_create(&r->rows, &rows));
     PGD_TRY(input_batch_create(&r->batch, msg->max_num_batched_tokens, msg->max_num_seqs));
+    if (msg->max_encoder_tokens > 0)
+        PGD_TRY(input_batch_create_encoder(r->batch, msg->max_encoder_tokens));
     PGD_TRY(sampler_create(&r->sampler, msg->max_num_seqs, msg->max_logprobs, r->cfg->vocab_size));
     PGD_TRY(prompt_scorer_create(&r->scorer, msg->max_num_seqs, msg->max_num_batched_tokens,
                                  msg->max_logprobs, r->cfg->vocab_size));
     PGD_TRY(create_workspace(r, why));
     log_debug("worker", "memory weights=%zu activations=%zu workspace=%zu", r->w->n_bytes,
-              decoder_bytes(r->decoder), r->ctx.workspace_bytes);
+              network_bytes(r->network), r->ctx.workspace_bytes);
     return PGD_OK;
 }
 
@@ -150,6 +163,10 @@ static void fill_kv_layers(const model_runner *r, load_done_msg *done)
     for (int32_t i = 0; i < cfg->n_layers; i++)
         done->kv_layers[i] =
             (kv_layer_spec){cfg->layer_attention[i], model_config_window(cfg, i), token_bytes};
+    if (!cfg->is_encoder_decoder)
+        return;
+    for (int32_t i = 0; i < cfg->n_layers; i++)
+        done->kv_layers[done->n_kv_layers++] = (kv_layer_spec){ATTENTION_CROSS, 0, token_bytes};
 }
 
 static pgd_err load(step_runner *base, const load_msg *msg, load_done_msg *done,
@@ -163,7 +180,7 @@ static pgd_err load(step_runner *base, const load_msg *msg, load_done_msg *done,
     r->load = *msg;
     PGD_TRY(model_file_open(&r->file, msg->model_path, why));
     r->cfg = model_file_get_config(r->file);
-    PGD_TRY(check_model(r->cfg, why));
+    PGD_TRY(check_model(r->cfg, msg, why));
     PGD_TRY(cpu_pool_create(&r->pool, msg->n_threads, msg->pin_threads != 0));
     PGD_TRY(weights_load(&r->w, r->file, r->ops->matmul, r->pool, progress, arg, why));
     PGD_TRY(create_state(r, why));
@@ -174,6 +191,7 @@ static pgd_err load(step_runner *base, const load_msg *msg, load_done_msg *done,
     done->weight_bytes = r->w->n_bytes;
     done->memory_free_bytes = memory.free_bytes;
     fill_kv_layers(r, done);
+    done->max_encoder_tokens = r->cfg->encdec.max_source;
     done->vocab_size = r->cfg->vocab_size;
     PGD_TRY(model_file_fingerprint(r->file, done->model_fingerprint));
     done->load_us = clock_now_us() - start_us;
@@ -186,13 +204,14 @@ static pgd_err init_kv(step_runner *base, const kv_config_msg *msg, kv_ready_msg
                        pgd_why *why)
 {
     model_runner *r = (model_runner *)base;
-    if (!r->decoder || r->kv)
+    if (!r->network || r->kv)
         return pgd_fail(why, PGD_EPROTO, "expected one KV configuration after loading, got %s",
                         r->kv ? "another one" : "it before");
     kv_page_layout page = page_layout(r);
     PGD_TRY(kv_cache_create(&r->kv, &page, &msg->layout, msg->n_blocks, why));
     kv_tables_opts opts = {.n_rows = r->load.max_num_seqs,
                            .max_tokens = r->load.max_model_len,
+                           .max_encoder_tokens = r->cfg->encdec.max_source,
                            .n_blocks = msg->n_blocks};
     PGD_TRY(kv_tables_init(&r->tables, &msg->layout, &opts));
     ready->kv_bytes = kv_cache_bytes(r->kv);
@@ -208,11 +227,10 @@ static pgd_err check_step(const model_runner *r, const scheduler_output *in, pgd
     if (in->n_groups != r->tables.n_groups)
         return pgd_fail(why, PGD_EPROTO, "expected %" PRId32 " KV groups, got %" PRId32,
                         r->tables.n_groups, in->n_groups);
-    if (in->n_transfers != 0 || in->n_encoder_inputs != 0 || in->grammar_bitmask_bytes != 0)
+    if (in->n_transfers != 0 || in->grammar_bitmask_bytes != 0)
         return pgd_fail(why, PGD_EUNSUPPORTED,
-                        "expected no transfers, encoder inputs or grammar masks, got %" PRId32
-                        ", %" PRId32 " and %zu bytes",
-                        in->n_transfers, in->n_encoder_inputs, in->grammar_bitmask_bytes);
+                        "expected no transfers or grammar masks, got %" PRId32 " and %zu bytes",
+                        in->n_transfers, in->grammar_bitmask_bytes);
     for (int32_t i = 0; i < in->n_blocks_to_zero; i++) {
         if (in->blocks_to_zero[i] < 0 || in->blocks_to_zero[i] >= kv_cache_n_blocks(r->kv))
             return pgd_fail(why, PGD_EPROTO,
@@ -265,11 +283,23 @@ static pgd_err schedule(model_runner *r, int32_t row, int32_t n_computed, int32_
     return PGD_OK;
 }
 
-static pgd_err add_new(model_runner *r, const new_request_msg *msg, pgd_why *why)
+/* input: the step's encoder input of this request; NULL when it has no more. */
+static pgd_err add_new(model_runner *r, const new_request_msg *msg, const encoder_input_msg *input,
+                       pgd_why *why)
 {
     int32_t row;
+    bool has_encoder = msg->n_encoder_tokens > 0;
     PGD_TRY(request_rows_add(r->rows, &row, msg, why));
     PGD_TRY(kv_tables_replace(&r->tables, row, &msg->blocks, why));
+    if (has_encoder && (input == NULL || input->request_id != msg->request_id ||
+                        input->n_tokens != msg->n_encoder_tokens))
+        return pgd_fail(why, PGD_EPROTO,
+                        "expected an encoder input of %" PRId32 " tokens, got none, at request "
+                        "%" PRIu64,
+                        msg->n_encoder_tokens, msg->request_id);
+    if (has_encoder)
+        PGD_TRY(input_batch_add_encoder(r->batch, request_rows_get(r->rows, row), row,
+                                        msg->encoder_tokens, &r->tables, why));
     return schedule(r, row, msg->n_computed_tokens, msg->n_scheduled_tokens, why);
 }
 
@@ -294,14 +324,21 @@ static pgd_err apply(model_runner *r, const scheduler_output *in, pgd_why *why)
     int64_t n_scheduled = 0;
     PGD_TRY(check_step(r, in, why));
     PGD_TRY(release_rows(r, in, why));
+    int32_t n_encoded = 0;
     for (int32_t i = 0; i < in->n_new; i++) {
-        PGD_TRY(add_new(r, &in->new_requests[i], why));
+        const encoder_input_msg *input =
+            n_encoded < in->n_encoder_inputs ? &in->encoder_inputs[n_encoded] : NULL;
+        PGD_TRY(add_new(r, &in->new_requests[i], input, why));
+        n_encoded += in->new_requests[i].n_encoder_tokens > 0;
         n_scheduled += in->new_requests[i].n_scheduled_tokens;
     }
     for (int32_t i = 0; i < in->n_cached; i++) {
         PGD_TRY(update_cached(r, &in->cached_requests[i], why));
         n_scheduled += in->cached_requests[i].n_scheduled_tokens;
     }
+    if (n_encoded != in->n_encoder_inputs)
+        return pgd_fail(why, PGD_EPROTO, "expected %" PRId32 " encoder inputs, got %" PRId32,
+                        n_encoded, in->n_encoder_inputs);
     if (n_scheduled != in->total_scheduled_tokens)
         return pgd_fail(why, PGD_EPROTO,
                         "expected %" PRId32 " scheduled tokens in all, got %" PRId64,
@@ -320,9 +357,9 @@ static pgd_err run_step(model_runner *r, const scheduler_output *in, step_result
     PGD_TRY(apply(r, in, why));
     uint64_t forward_us = clock_now_us();
     float *logits;
-    PGD_TRY(decoder_forward(r->decoder, &logits, r->batch, &r->tables, r->kv, &r->ctx,
+    PGD_TRY(network_forward(r->network, &logits, r->batch, &r->tables, r->kv, &r->ctx,
                             &r->base.progress));
-    PGD_TRY(prompt_scorer_run(r->scorer, r->sampler, r->decoder, r->batch, r->rows, r->ops, &r->ctx,
+    PGD_TRY(prompt_scorer_run(r->scorer, r->sampler, r->network, r->batch, r->rows, r->ops, &r->ctx,
                               &r->base.progress));
     PGD_TRY(sampler_run(r->sampler, logits, r->batch, r->rows, r->ops, &r->ctx));
     uint64_t end_us = clock_now_us();
@@ -353,7 +390,7 @@ static void destroy(step_runner *base)
     sampler_destroy(r->sampler);
     input_batch_destroy(r->batch);
     request_rows_destroy(r->rows);
-    decoder_destroy(r->decoder);
+    network_destroy(r->network);
     mem_free_aligned(r->ctx.workspace, r->ctx.workspace_bytes);
     weights_destroy(r->w);
     cpu_pool_destroy(r->pool);

@@ -91,16 +91,16 @@ static void fail_request(prompt_scorer *s, sampler *failures, request_row *r)
     sampler_add_error(failures, r, REQUEST_ERROR_NAN_LOGITS);
 }
 
-pgd_err prompt_scorer_run(prompt_scorer *s, sampler *failures, decoder *d, const input_batch *batch,
-                          request_rows *rows, const kernel_ops *ops, kernel_ctx *ctx,
-                          uint64_t *progress)
+pgd_err prompt_scorer_run(prompt_scorer *s, sampler *failures, network *net,
+                          const input_batch *batch, request_rows *rows, const kernel_ops *ops,
+                          kernel_ctx *ctx, uint64_t *progress)
 {
     for (int32_t first = 0; first < batch->n_prompt_rows; first += DECODER_MAX_SLICE) {
         int32_t n = PGD_MIN(batch->n_prompt_rows - first, DECODER_MAX_SLICE);
         const int32_t *batch_rows = batch->prompt_rows + first;
         const int32_t *seqs = batch->prompt_seqs + first;
         float *logits;
-        PGD_TRY(decoder_prompt_logits(d, &logits, batch, first, n, ctx));
+        PGD_TRY(network_prompt_logits(net, &logits, batch, first, n, ctx));
         for (int32_t i = 0; i < n; i++)
             fill_row(s, &s->rows[i], request_rows_get(rows, seqs[i]),
                      batch->positions[batch_rows[i]], logits + (int64_t)i * s->vocab_size);

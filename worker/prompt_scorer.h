@@ -9,7 +9,7 @@
 #ifndef WORKER_PROMPT_SCORER_H
 #define WORKER_PROMPT_SCORER_H
 
-#include "worker/model/decoder.h"
+#include "worker/model/network.h"
 #include "worker/sampler.h"
 
 typedef struct prompt_scorer prompt_scorer;
@@ -19,10 +19,10 @@ PGD_MUST_USE pgd_err prompt_scorer_create(prompt_scorer **out, int32_t max_seqs,
 void prompt_scorer_destroy(prompt_scorer *s);
 void prompt_scorer_reset(prompt_scorer *s);
 
-/* Scores the prompt rows of the batch that decoder_forward has just computed; before sampler_run. A
+/* Scores the prompt rows of the batch that network_forward has just computed; before sampler_run. A
  * request with logits that are not finite gets an error result in `failures`, no prompt result, and
  * is marked has_failed. progress is incremented after each slice. */
-PGD_MUST_USE pgd_err prompt_scorer_run(prompt_scorer *s, sampler *failures, decoder *d,
+PGD_MUST_USE pgd_err prompt_scorer_run(prompt_scorer *s, sampler *failures, network *net,
                                        const input_batch *batch, request_rows *rows,
                                        const kernel_ops *ops, kernel_ctx *ctx, uint64_t *progress);
 /* Points the result's arrays at what was added since reset; borrows until the next reset. */

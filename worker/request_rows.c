@@ -117,6 +117,9 @@ static pgd_err check_params(const request_rows *rows, const new_request_msg *msg
     PGD_TRY(check_range(p->n_stop_ids, 0, REQUEST_ROWS_MAX_STOP_IDS, "n_stop_ids", id, why));
     PGD_TRY(check_range(p->n_logit_bias, 0, PGD_MAX_LOGIT_BIAS, "n_logit_bias", id, why));
     PGD_TRY(check_ids(rows, p->stop_ids, p->n_stop_ids, "stop_ids", id, why));
+    PGD_TRY(check_range(p->n_forced, 0, SAMPLING_MAX_FORCED, "n_forced", id, why));
+    for (int32_t i = 0; i < p->n_forced; i++)
+        PGD_TRY(check_ids(rows, &p->forced[i].id, 1, "forced", id, why));
     for (int32_t i = 0; i < p->n_logit_bias; i++) {
         PGD_TRY(check_ids(rows, &p->logit_bias[i].id, 1, "logit_bias", id, why));
         PGD_TRY(check_range(p->logit_bias[i].bias, -SAMPLING_HUGE, SAMPLING_HUGE, "logit_bias", id,
@@ -147,6 +150,24 @@ static pgd_err check_tokens(const request_rows *rows, const new_request_msg *msg
     return check_ids(rows, msg->tokens, msg->n_tokens, "tokens", id, why);
 }
 
+static pgd_err check_encoder_tokens(const request_rows *rows, const new_request_msg *msg,
+                                    pgd_why *why)
+{
+    int32_t max = rows->opts.max_encoder_tokens;
+    if (msg->n_encoder_tokens < (max > 0) || msg->n_encoder_tokens > max)
+        return pgd_fail(why, PGD_EPROTO,
+                        "expected %d to %" PRId32 " encoder tokens, got %" PRId32
+                        ", at request %" PRIu64,
+                        max > 0, max, msg->n_encoder_tokens, msg->request_id);
+    if (max > 0 && msg->params.n_prompt_logprobs_per_token > 0)
+        return pgd_fail(why, PGD_EPROTO,
+                        "expected no prompt logprobs of a model with an encoder, got them at "
+                        "request %" PRIu64,
+                        msg->request_id);
+    return check_ids(rows, msg->encoder_tokens, msg->n_encoder_tokens, "encoder_tokens",
+                     msg->request_id, why);
+}
+
 /* --- rows ----------------------------------------------------------------------------------------
  */
 
@@ -163,6 +184,7 @@ pgd_err request_rows_add(request_rows *rows, int32_t *row, const new_request_msg
                         " requests at a time, got one more, request %" PRIu64,
                         rows->opts.max_rows, msg->request_id);
     PGD_TRY(check_tokens(rows, msg, why));
+    PGD_TRY(check_encoder_tokens(rows, msg, why));
     PGD_TRY(check_params(rows, msg, why));
 
     int32_t idx = rows->free_rows[rows->n_free - 1];
@@ -178,6 +200,7 @@ pgd_err request_rows_add(request_rows *rows, int32_t *row, const new_request_msg
     r->n_prompt_tokens = msg->n_prompt_tokens;
     r->n_tokens = msg->n_tokens;
     r->n_computed_tokens = msg->n_computed_tokens;
+    r->n_encoder_tokens = msg->n_encoder_tokens;
     memcpy(r->tokens, msg->tokens, (size_t)msg->n_tokens * sizeof(token_id));
     r->params = msg->params;
     for (int32_t i = 0; i < r->params.n_stop_ids; i++)

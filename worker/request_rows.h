@@ -24,7 +24,8 @@ typedef struct request_row {
     int32_t n_tokens;
     int32_t n_computed_tokens; /* KV of positions [0, n_computed_tokens) is in the blocks */
     token_id *tokens;          /* [max_tokens] */
-    sampling_params params;    /* its pointers lead into the two arrays below */
+    int32_t n_encoder_tokens;
+    sampling_params params; /* its pointers lead into the two arrays below */
     token_id stop_ids[REQUEST_ROWS_MAX_STOP_IDS];
     logit_bias *logit_bias; /* [PGD_MAX_LOGIT_BIAS] */
 } request_row;
@@ -33,7 +34,8 @@ typedef struct request_rows request_rows;
 
 typedef struct request_rows_opts {
     int32_t max_rows;
-    int32_t max_tokens; /* of one request, prompt and output */
+    int32_t max_tokens;         /* of one request, prompt and output */
+    int32_t max_encoder_tokens; /* of one request, which then has some; 0 = none has any */
     int32_t vocab_size;
     int32_t max_logprobs;
 } request_rows_opts;

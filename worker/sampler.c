@@ -64,6 +64,17 @@ void sampler_reset(sampler *s)
     s->n_logprobs = 0;
 }
 
+/* A token that is given takes no sampling; its logprob is still the raw logits'. */
+static void force_token(sample_row *row, const request_row *r)
+{
+    for (int32_t i = 0; i < r->params.n_forced; i++) {
+        if (r->params.forced[i].position == r->n_tokens - r->n_prompt_tokens) {
+            row->has_token = true;
+            row->token = r->params.forced[i].id;
+        }
+    }
+}
+
 static void fill_row(sample_row *out, const request_row *r, const float *logits,
                      sample_logprob *logprobs)
 {
@@ -88,6 +99,7 @@ static void fill_row(sample_row *out, const request_row *r, const float *logits,
                         .n_prompt_tokens = r->n_prompt_tokens,
                         .n_tokens = r->n_tokens,
                         .logprobs = logprobs};
+    force_token(out, r);
 }
 
 static request_result_msg *add_result(sampler *s, const request_row *r)

@@ -126,6 +126,8 @@ static pgd_err check_encdec(const model_config *cfg, pgd_why *why)
 {
     const encdec_config *e = &cfg->encdec;
     int64_t last = (int64_t)cfg->vocab_size - 1;
+    /* Cross attention doubles the number of layers with keys and values. */
+    PGD_TRY(check_range("number of decoder layers", cfg->n_layers, 1, MODEL_MAX_LAYERS / 2, why));
     PGD_TRY(check_range("number of encoder layers", e->n_layers, 1, MODEL_MAX_LAYERS, why));
     PGD_TRY(check_range("number of encoder heads", e->n_heads, 1, MAX_HEADS, why));
     PGD_TRY(check_range("encoder head size", e->head_dim, 2, MAX_HEAD_DIM, why));

@@ -11,6 +11,7 @@ pgd_err core_scheduler_create(scheduler **out, const scheduler_opts *base, const
         groups[g] = kv_groups_spec(&kv->groups, g);
     o.max_num_seqs = sizes->max_num_seqs;
     o.max_num_batched_tokens = sizes->max_num_batched_tokens;
+    o.max_encoder_tokens = sizes->max_encoder_tokens;
     o.long_prefill_token_threshold = (int32_t)cfg->long_prefill_token_threshold;
     o.max_model_len = sizes->max_model_len;
     o.max_queued_requests = sizes->max_held;

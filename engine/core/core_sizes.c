@@ -37,6 +37,9 @@ pgd_err core_sizes_init(core_sizes *out, const config *cfg, const model_config *
                                       ? (int32_t)cfg->max_num_batched_tokens
                                   : is_cpu ? 256
                                            : 2048;
+    /* A step takes the longest input, and else as much as it takes of other tokens. */
+    if (model != NULL && model->is_encoder_decoder)
+        out->max_encoder_tokens = PGD_MAX(model->encdec.max_source, out->max_num_batched_tokens);
     out->block_size = (int32_t)cfg->block_size;
     out->max_logprobs = (int32_t)PGD_MIN(cfg->max_logprobs, PGD_MAX_LOGPROBS);
     int32_t model_len = model != NULL ? model->max_context : SIM_MAX_MODEL_LEN;

@@ -19,6 +19,7 @@ typedef struct core_sizes {
     dtype kv_dtype;
     int32_t max_num_seqs;
     int32_t max_num_batched_tokens;
+    int32_t max_encoder_tokens; /* of a step; 0 for a model without an encoder */
     int32_t block_size;
     int32_t max_logprobs;
     int32_t max_model_len;

@@ -15,7 +15,7 @@ static_assert(offsetof(request, tokens) == 64 && offsetof(request, params) == 12
 static pgd_err check_opts(const request_opts *o)
 {
     if (o->n_prompt_tokens < 1 || o->max_tokens < 1 || o->n_prompt_tokens >= o->max_model_len ||
-        o->n_encoder_tokens < 0)
+        o->n_encoder_tokens < 0 || (o->n_encoder_tokens > 0 && o->encoder_tokens == NULL))
         return PGD_EINVAL;
     if (o->params.n_stop_ids < 0 || o->params.n_stop_ids > PGD_MAX_STOP_IDS || o->n_eos_ids < 0 ||
         o->n_eos_ids > PGD_MAX_STOP_IDS)
@@ -167,6 +167,11 @@ pgd_err request_create(request **out, const request_opts *opts)
         err = create_hashing(r, opts);
     if (err == PGD_OK)
         err = create_prompt_logprobs(r);
+    if (err == PGD_OK && r->n_encoder_tokens > 0) {
+        r->encoder_tokens = copy_array(opts->encoder_tokens, (size_t)r->n_encoder_tokens,
+                                       sizeof *r->encoder_tokens);
+        err = r->encoder_tokens != NULL ? PGD_OK : PGD_ENOMEM;
+    }
     if (err != PGD_OK) {
         request_destroy(r);
         return err;
@@ -196,6 +201,7 @@ void request_destroy(request *r)
     mem_free(r->block_hashes);
     mem_free(r->salt_extra);
     mem_free(r->prompt_logprobs);
+    mem_free(r->encoder_tokens);
     mem_free_aligned(r, sizeof *r);
 }
 

@@ -37,6 +37,7 @@ typedef struct request_opts {
     /* Tokens of the encoder's input, 0 = none. Such a request is not hashed: what its own tokens
      * are worth depends on that input. */
     int32_t n_encoder_tokens;
+    const token_id *encoder_tokens; /* [n_encoder_tokens], copied */
     /* By request_hash_prompt with the same block_size and salt, copied; NULL: worked out here. */
     const block_hash *prompt_hashes;
     int32_t max_tokens; /* >= 1 output tokens */
@@ -90,6 +91,7 @@ typedef struct request {
     sampling_params
         params; /* stop_ids: eos and stop_token_ids together, as the worker masks them */
     int32_t n_encoder_tokens; /* 0 = none */
+    token_id *encoder_tokens; /* [n_encoder_tokens] */
     int32_t max_tokens;
     int32_t priority;
     uint64_t arrival_us;

@@ -17,7 +17,7 @@
 static pgd_err check_opts(const scheduler_opts *o)
 {
     if (o->max_num_seqs < 1 || o->max_num_batched_tokens < 1 || o->max_model_len < 2 ||
-        o->max_queued_requests < 1)
+        o->max_queued_requests < 1 || o->max_encoder_tokens < 0)
         return PGD_EINVAL;
     if (o->long_prefill_token_threshold < 0 || o->num_lookahead_tokens < 0 || o->block_size < 1 ||
         o->n_blocks < 2 || o->num_speculative_tokens < 0 ||
@@ -44,6 +44,7 @@ static pgd_err create_arrays(scheduler *s)
     s->victims = mem_calloc(n, sizeof *s->victims);
     s->to_publish = mem_calloc(n, sizeof *s->to_publish);
     s->new_msgs = mem_calloc(n, sizeof *s->new_msgs);
+    s->encoder_inputs = mem_calloc(n, sizeof *s->encoder_inputs);
     s->cached_msgs = mem_calloc(n, sizeof *s->cached_msgs);
     s->preempted_ids = mem_calloc(n, sizeof *s->preempted_ids);
     s->finished_ids = mem_calloc(n, sizeof *s->finished_ids);
@@ -51,9 +52,10 @@ static pgd_err create_arrays(scheduler *s)
     s->result_of_entry = mem_calloc(n, sizeof *s->result_of_entry);
     s->prompt_of_entry = mem_calloc(n, sizeof *s->prompt_of_entry);
     bool is_complete = s->running != NULL && s->victims != NULL && s->to_publish != NULL &&
-                       s->new_msgs != NULL && s->cached_msgs != NULL && s->preempted_ids != NULL &&
-                       s->finished_ids != NULL && s->sent_finished_ids != NULL &&
-                       s->result_of_entry != NULL && s->prompt_of_entry != NULL;
+                       s->encoder_inputs != NULL && s->new_msgs != NULL && s->cached_msgs != NULL &&
+                       s->preempted_ids != NULL && s->finished_ids != NULL &&
+                       s->sent_finished_ids != NULL && s->result_of_entry != NULL &&
+                       s->prompt_of_entry != NULL;
     for (int i = 0; i < SCHEDULER_MAX_STEPS_IN_FLIGHT; i++) {
         s->records[i].entries = mem_calloc(n, sizeof *s->records[i].entries);
         is_complete = is_complete && s->records[i].entries != NULL;
@@ -110,6 +112,8 @@ pgd_err scheduler_create(scheduler **out, const scheduler_opts *opts)
     s->opts = *opts;
     if (s->opts.max_steps_in_flight == 0)
         s->opts.max_steps_in_flight = SCHEDULER_MAX_STEPS_IN_FLIGHT;
+    if (s->opts.max_encoder_tokens == 0)
+        s->opts.max_encoder_tokens = INT32_MAX;
     s->next_step_id = 1;
     list_init(&s->set_aside);
     list_init(&s->held);
@@ -174,6 +178,7 @@ void scheduler_destroy(scheduler *s)
     mem_free(s->victims);
     mem_free(s->to_publish);
     mem_free(s->new_msgs);
+    mem_free(s->encoder_inputs);
     mem_free(s->cached_msgs);
     mem_free(s->preempted_ids);
     mem_free(s->finished_ids);
@@ -218,6 +223,7 @@ scheduler_add scheduler_add_request(scheduler *s, request *r)
                 (unsigned long long)r->id, r->hash_block_size, s->opts.block_size);
     if (r->n_prompt_tokens >= s->opts.max_model_len ||
         r->n_encoder_tokens > kv_manager_max_encoder_tokens(s->kv) ||
+        r->n_encoder_tokens > s->opts.max_encoder_tokens ||
         !can_ever_fit(s, scheduler__limit(s, r), r->n_encoder_tokens))
         return SCHEDULER_NEVER_FITS;
     PGD_ASSERTF(scheduler_find(s, r->id) == NULL, "request id %llu is in use",

@@ -26,6 +26,7 @@ typedef struct scheduler_opts {
     int32_t max_num_seqs;
     int32_t max_num_batched_tokens;
     int32_t long_prefill_token_threshold; /* 0 = off */
+    int32_t max_encoder_tokens;           /* of a step, in all its requests; 0 = no limit */
     int32_t max_model_len;
     int32_t max_queued_requests; /* waiting + running requests that are held at most */
     scheduler_policy policy;

@@ -40,6 +40,8 @@ typedef struct step_draft {
     int32_t budget;
     int32_t n_cached;
     int32_t n_new;
+    int32_t n_encoder_inputs;
+    int32_t encoder_budget;
     int32_t n_preempted;
     bool has_admission; /* some request was admitted or began to load */
     const uint64_t *only;
@@ -66,10 +68,11 @@ struct scheduler {
     uint64_t next_step_id;
     step_draft step;
 
-    new_request_msg *new_msgs;       /* [max_num_seqs] */
-    cached_request_msg *cached_msgs; /* [max_num_seqs] */
-    uint64_t *preempted_ids;         /* [max_num_seqs] */
-    uint64_t *finished_ids;          /* [max_num_seqs], to be told with the next step */
+    new_request_msg *new_msgs;         /* [max_num_seqs] */
+    encoder_input_msg *encoder_inputs; /* [max_num_seqs] */
+    cached_request_msg *cached_msgs;   /* [max_num_seqs] */
+    uint64_t *preempted_ids;           /* [max_num_seqs] */
+    uint64_t *finished_ids;            /* [max_num_seqs], to be told with the next step */
     int32_t n_finished_ids;
     uint64_t *sent_finished_ids; /* [max_num_seqs], those of the last message */
     int32_t *result_of_entry;    /* [max_num_seqs], scratch of update */

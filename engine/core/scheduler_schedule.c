@@ -180,6 +180,13 @@ static void record_new(scheduler *s, request *r, int32_t n)
     msg->n_computed_tokens = r->num_computed_tokens;
     msg->n_scheduled_tokens = n;
     msg->params = r->params;
+    msg->n_encoder_tokens = r->n_encoder_tokens;
+    msg->encoder_tokens = r->encoder_tokens;
+    if (r->n_encoder_tokens > 0) {
+        s->encoder_inputs[s->step.n_encoder_inputs++] =
+            (encoder_input_msg){.request_id = r->id, .n_tokens = r->n_encoder_tokens};
+        s->step.encoder_budget -= r->n_encoder_tokens;
+    }
     kv_manager_get_table(&msg->blocks, s->kv, r);
 }
 
@@ -216,6 +223,9 @@ static admission try_admit(scheduler *s, request *r)
 {
     if (s->n_running >= s->opts.max_num_seqs)
         return ADMISSION_NO_ROOM;
+    /* SC5d: its input goes through the encoder in the step of its admission, whole. */
+    if (r->n_encoder_tokens > s->step.encoder_budget)
+        return ADMISSION_STOP;
     const kv_hit *hit = NULL;
     kv_match match = {.kind = KV_MATCH_NONE};
     int32_t n_local = r->num_computed_tokens;
@@ -424,6 +434,8 @@ static bool finish_step(scheduler *s, scheduler_output *out)
         .n_groups = s->opts.n_groups,
         .n_new = s->step.n_new,
         .new_requests = s->new_msgs,
+        .n_encoder_inputs = s->step.n_encoder_inputs,
+        .encoder_inputs = s->encoder_inputs,
         .n_cached = s->step.n_cached,
         .cached_requests = s->cached_msgs,
         .n_finished = s->n_finished_ids,
@@ -460,6 +472,7 @@ bool scheduler_schedule(scheduler *s, scheduler_output *out, const uint64_t *onl
         .step_id = s->next_step_id,
         .record = scheduler__record_at(s, s->n_records),
         .budget = s->opts.max_num_batched_tokens,
+        .encoder_budget = s->opts.max_encoder_tokens,
         .only = only,
         .n_only = n_only,
     };

@@ -82,6 +82,7 @@ static wire_limits frame_limits(const core_sizes *z)
 {
     wire_limits l = {.max_num_seqs = z->max_num_seqs,
                      .max_num_batched_tokens = z->max_num_batched_tokens,
+                     .max_encoder_tokens = z->max_encoder_tokens,
                      .max_model_len = z->max_model_len,
                      .vocab_size = 1,     /* not in any size */
                      .n_blocks = 1 << 24, /* more than any pool that this must serve */
@@ -323,6 +324,7 @@ static pgd_err take_hello(worker_life *w, const worker_frame *f, pgd_why *why)
     load.max_model_len = z->max_model_len;
     load.max_num_seqs = z->max_num_seqs;
     load.max_num_batched_tokens = z->max_num_batched_tokens;
+    load.max_encoder_tokens = z->max_encoder_tokens;
     load.max_logprobs = z->max_logprobs;
     load.n_threads = (int32_t)cfg->threads;
     load.pin_threads = 1;

@@ -476,7 +476,8 @@ static void begin(completion *c)
     core_stats stats;
     completion_fault fault;
     engine_get_stats(e, &stats);
-    if (!completion_limits_check(&fault, &c->params, &stats, engine_get_config(e))) {
+    int32_t max_source = engine_max_source(e);
+    if (!completion_limits_check(&fault, &c->params, &stats, engine_get_config(e), max_source)) {
         respond_error(c, fault.status, fault.param, fault.code, fault.message);
         return;
     }
@@ -485,7 +486,8 @@ static void begin(completion *c)
         const completion_prompt *prompt = &c->params.prompts[ch->prompt_idx];
         int32_t max_tokens = c->params.max_tokens;
         if (max_tokens < 0) /* the API's default, or what the context leaves */
-            max_tokens = PGD_MIN(COMPLETION_DEFAULT_TOKENS, stats.max_model_len - prompt->n_ids);
+            max_tokens = PGD_MIN(COMPLETION_DEFAULT_TOKENS,
+                                 stats.max_model_len - (max_source > 0 ? 1 : prompt->n_ids));
         max_tokens = PGD_MAX(max_tokens, 1); /* 0: a step is run all the same, for the prompt */
         generation_opts opts = {
             .prompt = prompt->ids,

@@ -92,7 +92,7 @@ void completion_intake_start(completion_intake *in, completion_params *params, e
     engine_get_stats(e, &stats);
     in->params = params;
     in->engine = e;
-    in->max_model_len = stats.max_model_len;
+    in->max_model_len = engine_max_source(e) > 0 ? engine_max_source(e) : stats.max_model_len;
     in->fn = fn;
     in->arg = arg;
     http_conn_take_body(&in->body, conn);

@@ -19,7 +19,7 @@ typedef struct completion_intake {
     completion_params *params;
     engine *engine;
     http_body body;
-    int32_t max_model_len;
+    int32_t max_model_len; /* or the encoder's, where the prompt is its input */
     void (*fn)(void *arg);
     void *arg;
     uv_work_t work;

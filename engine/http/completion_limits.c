@@ -23,6 +23,30 @@ static bool fail(completion_fault *fault, const char *param, const char *code, c
     return false;
 }
 
+/* An encoder's input has a limit of its own; the text has the decoder's, where one more token begins
+ * it. */
+static bool check_source(completion_fault *fault, int64_t n, int64_t max_tokens,
+                         const core_stats *stats, int32_t max_source)
+{
+    int64_t most = PGD_MIN(stats->max_model_len,
+                           stats->max_pool_len > 0 ? stats->max_pool_len + 1 : INT32_MAX) -
+                   1;
+    if (n == 0)
+        return fail(fault, "prompt", NULL,
+                    "prompt: expected at least one token, got an empty prompt");
+    if (n > max_source)
+        return fail(fault, "prompt", "context_length_exceeded",
+                    "This model's encoder takes at most %d tokens. You requested %" PRId64
+                    " tokens in the prompt; shorten the prompt.",
+                    max_source, n);
+    if (max_tokens > most)
+        return fail(fault, "max_tokens", "context_length_exceeded",
+                    "This model's completions have at most %" PRId64
+                    " tokens here. You requested %" PRId64 "; lower max_tokens.",
+                    most, max_tokens);
+    return true;
+}
+
 static bool check_prompt(completion_fault *fault, int64_t n, int64_t max_tokens,
                          const core_stats *stats)
 {
@@ -78,10 +102,16 @@ static bool check_answer(completion_fault *fault, const completion_params *p, co
 }
 
 bool completion_limits_check(completion_fault *fault, const completion_params *p,
-                             const core_stats *stats, const config *cfg)
+                             const core_stats *stats, const config *cfg, int32_t max_source)
 {
+    if (max_source > 0 && p->echo)
+        return fail(fault, "echo", NULL,
+                    "echo: expected false: this model has an encoder, and the prompt is its input, "
+                    "no part of the text");
     for (int32_t i = 0; i < p->n_prompts; i++) {
-        if (!check_prompt(fault, p->prompts[i].n_ids, p->max_tokens, stats))
+        int32_t n = p->prompts[i].n_ids;
+        if (max_source > 0 ? !check_source(fault, n, p->max_tokens, stats, max_source)
+                           : !check_prompt(fault, n, p->max_tokens, stats))
             return false;
     }
     return check_answer(fault, p, cfg);

@@ -9,8 +9,9 @@
 #include "engine/core/core_loop.h"
 #include "engine/http/completion_params.h"
 
-/* Of params whose prompts are token ids. False with *fault filled: a 400 that says by how much. */
+/* max_source: engine_max_source. Of params whose prompts are token ids. False with *fault filled: a 400 that says by how much. */
 PGD_MUST_USE bool completion_limits_check(completion_fault *fault, const completion_params *p,
-                                          const core_stats *stats, const config *cfg);
+                                          const core_stats *stats, const config *cfg,
+                                          int32_t max_source);
 
 #endif

@@ -346,6 +346,18 @@ static pgd_err add_affix(tokenizer *t, bool before, token_id id, pgd_why *why)
     return PGD_OK;
 }
 
+static pgd_err add_affix_item(tokenizer *t, bool before, const cJSON *id, const char *name,
+                              pgd_why *why)
+{
+    if (!cJSON_IsNumber(id) || !(id->valuedouble >= 0) || id->valuedouble >= t->texts.n_tokens) {
+        return pgd_fail(why, PGD_EFORMAT,
+                        "tokenizer.json: an id of \"%.80s\" in post_processor is not that of "
+                        "one of the %d tokens",
+                        name, t->texts.n_tokens);
+    }
+    return add_affix(t, before, (token_id)id->valuedouble, why);
+}
+
 /* One element of a template: the ids of a special token. */
 static pgd_err add_template_token(tokenizer *t, const cJSON *template, const cJSON *special,
                                   bool before, pgd_why *why)
@@ -362,14 +374,7 @@ static pgd_err add_template_token(tokenizer *t, const cJSON *template, const cJS
     const cJSON *id;
     cJSON_ArrayForEach(id, ids)
     {
-        if (!cJSON_IsNumber(id) || !(id->valuedouble >= 0) ||
-            id->valuedouble >= t->texts.n_tokens) {
-            return pgd_fail(why, PGD_EFORMAT,
-                            "tokenizer.json: an id of \"%.80s\" in post_processor is not that of "
-                            "one of the %d tokens",
-                            name, t->texts.n_tokens);
-        }
-        PGD_TRY(add_affix(t, before, (token_id)id->valuedouble, why));
+        PGD_TRY(add_affix_item(t, before, id, name, why));
     }
     return PGD_OK;
 }
@@ -399,6 +404,23 @@ static pgd_err load_template(tokenizer *t, const cJSON *template, pgd_why *why)
     return PGD_OK;
 }
 
+/* "cls" in front and "sep" behind, each a pair of text and id. */
+static pgd_err load_roberta(tokenizer *t, const cJSON *item, pgd_why *why)
+{
+    static const char *const names[] = {"cls", "sep"};
+    for (size_t i = 0; i < PGD_ARRAY_LEN(names); i++) {
+        const cJSON *pair = json_get(item, names[i]);
+        if (!cJSON_IsArray(pair) || cJSON_GetArraySize(pair) != 2) {
+            return pgd_fail(why, PGD_EFORMAT,
+                            "tokenizer.json: expected a text and an id at \"%s\" in "
+                            "post_processor",
+                            names[i]);
+        }
+        PGD_TRY(add_affix_item(t, i == 0, pair->child->next, names[i], why));
+    }
+    return PGD_OK;
+}
+
 pgd_err tokenizer_json_load_post_processor(tokenizer *t, const cJSON *item, bool *has_affixes,
                                            pgd_why *why)
 {
@@ -409,6 +431,9 @@ pgd_err tokenizer_json_load_post_processor(tokenizer *t, const cJSON *item, bool
         if (is_type(list.items[i], "TemplateProcessing")) {
             *has_affixes = true;
             PGD_TRY(load_template(t, list.items[i], why));
+        } else if (is_type(list.items[i], "RobertaProcessing")) {
+            *has_affixes = true;
+            PGD_TRY(load_roberta(t, list.items[i], why));
         } else if (!is_type(list.items[i], "ByteLevel")) {
             return refuse("a post_processor", list.items[i], why);
         }

@@ -139,6 +139,7 @@ static void add_request(sim_state *s, const sim_request *q)
                          .prompt = prompt,
                          .n_prompt_tokens = q->n_prompt,
                          .n_encoder_tokens = q->n_encoder,
+                         .encoder_tokens = prompt, /* any: nobody looks at them */
                          .max_tokens = q->max_tokens,
                          .max_model_len = c->max_model_len,
                          .eos_ids = &eos,

@@ -152,6 +152,7 @@ static inline void sample_arena_init(sample_arena *a, uint64_t seed)
                               .n_blocks = 50,
                               .block_sizes = {8, 16, 12},
                               .n_groups = sample_int(&a->rng, 1, 3),
+                              .max_encoder_tokens = 40,
                               .max_logprobs = 5};
     assert_int_equal(wire_limits_derive(&a->limits, NULL), PGD_OK);
 }
@@ -192,6 +193,7 @@ static inline sampling_params sample_params(sample_arena *a)
                          .n_prompt_logprobs_per_token =
                              sample_int(&a->rng, 0, a->limits.max_logprobs_per_token),
                          .min_tokens = sample_int(&a->rng, 0, 9),
+                         .n_forced = sample_int(&a->rng, 0, SAMPLING_MAX_FORCED),
                          .n_stop_ids = sample_int(&a->rng, 0, 5),
                          .n_logit_bias = sample_int(&a->rng, 0, 4)};
     p.stop_ids = sample_ints(a, p.n_stop_ids, a->limits.max_token_id);
@@ -200,6 +202,9 @@ static inline sampling_params sample_params(sample_arena *a)
         bias[i] = (logit_bias){sample_int(&a->rng, 0, a->limits.max_token_id),
                                sample_float(a, -100, 100)};
     p.logit_bias = bias;
+    for (int32_t i = 0; i < p.n_forced; i++)
+        p.forced[i] = (forced_token){sample_int(&a->rng, 0, 99),
+                                     sample_int(&a->rng, 0, a->limits.max_token_id)};
     return p;
 }
 
@@ -233,6 +238,8 @@ static inline void sample_step(sample_arena *a, scheduler_output *out)
                                         sample_int(r, 1, PGD_MIN(n_tokens - n_computed, 6)),
                                     .params = sample_params(a)};
         sample_blocks(a, &news[i].blocks, 5, 7);
+        news[i].n_encoder_tokens = sample_int(r, 0, 3);
+        news[i].encoder_tokens = sample_ints(a, news[i].n_encoder_tokens, l->max_token_id);
         out->total_scheduled_tokens += news[i].n_scheduled_tokens;
     }
     cached_request_msg *cached = sample_alloc(a, (size_t)out->n_cached * sizeof *cached);
@@ -260,7 +267,7 @@ static inline void sample_step(sample_arena *a, scheduler_output *out)
     encoder_input_msg *inputs = sample_alloc(a, 2 * sizeof *inputs);
     out->n_encoder_inputs = sample_int(r, 0, 2);
     for (int32_t i = 0; i < out->n_encoder_inputs; i++)
-        inputs[i] = (encoder_input_msg){sample_u64(r), sample_int(r, 0, 9), sample_int(r, 1, 64)};
+        inputs[i] = (encoder_input_msg){sample_u64(r), sample_int(r, 0, 9), sample_int(r, 1, 40)};
     out->new_requests = news;
     out->cached_requests = cached;
     out->transfers = transfers;

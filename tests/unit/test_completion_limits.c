@@ -14,6 +14,7 @@ static core_stats stats;
 static completion_prompt prompts[COMPLETION_MAX_PROMPTS];
 static completion_params params;
 static completion_fault fault;
+static int32_t max_source;
 
 static int setup(void **state)
 {
@@ -22,6 +23,7 @@ static int setup(void **state)
     memset(&stats, 0, sizeof(stats));
     memset(prompts, 0, sizeof(prompts));
     stats.max_model_len = 100;
+    max_source = 0;
     prompts[0].n_ids = 10;
     params = (completion_params){.prompts = prompts,
                                  .n_prompts = 1,
@@ -35,7 +37,7 @@ static int setup(void **state)
 static bool allows(void)
 {
     fault = (completion_fault){0};
-    return completion_limits_check(&fault, &params, &stats, &cfg);
+    return completion_limits_check(&fault, &params, &stats, &cfg, max_source);
 }
 
 static void expect_refused(const char *param, const char *code, const char *words)
@@ -49,6 +51,30 @@ static void expect_refused(const char *param, const char *code, const char *word
         assert_null(fault.code);
     if (strstr(fault.message, words) == NULL)
         fail_msg("expected \"%s\" in \"%s\"", words, fault.message);
+}
+
+/* Prompt and completion have a limit each. */
+static void test_completion_limits_encoder(void **state)
+{
+    (void)state;
+    max_source = 300;
+    params.max_tokens = 99;
+    prompts[0].n_ids = 300;
+    assert_true(allows());
+    prompts[0].n_ids = 301;
+    expect_refused("prompt", "context_length_exceeded", "at most 300 tokens. You requested 301");
+    prompts[0].n_ids = 0;
+    expect_refused("prompt", NULL, "empty");
+    prompts[0].n_ids = 1;
+    params.max_tokens = 100;
+    expect_refused("max_tokens", "context_length_exceeded", "at most 99 tokens here");
+    stats.max_pool_len = 40;
+    params.max_tokens = 41;
+    expect_refused("max_tokens", "context_length_exceeded", "at most 40 tokens here");
+    params.max_tokens = 40;
+    assert_true(allows());
+    params.echo = true;
+    expect_refused("echo", NULL, "encoder");
 }
 
 static void test_completion_limits_context(void **state)
@@ -146,6 +172,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_completion_limits_context, setup),
+        cmocka_unit_test_setup(test_completion_limits_encoder, setup),
         cmocka_unit_test_setup(test_completion_limits_pool, setup),
         cmocka_unit_test_setup(test_completion_limits_whole_answer, setup),
         cmocka_unit_test_setup(test_completion_limits_streamed_echo, setup),

@@ -156,7 +156,7 @@ static void test_control_refuses(void **state)
     assert_string_equal(why.text, "frame: expected message hello, got error");
     f.data[4] = WIRE_VERSION + 1;
     assert_int_equal(control_decode_error(&out, f.data, f.n_bytes, &why), PGD_EUNSUPPORTED);
-    assert_non_null(strstr(why.text, "expected protocol version 3, got 4"));
+    assert_non_null(strstr(why.text, "expected protocol version 4, got 5"));
     free(f.data);
 }
 

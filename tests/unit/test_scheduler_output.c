@@ -42,6 +42,8 @@ static void assert_params_equal(const sampling_params *a, const sampling_params 
     assert_int_equal(a->n_stop_ids, b->n_stop_ids);
     if (a->n_stop_ids > 0)
         assert_memory_equal(a->stop_ids, b->stop_ids, (size_t)a->n_stop_ids * sizeof(token_id));
+    assert_int_equal(a->n_forced, b->n_forced);
+    assert_memory_equal(a->forced, b->forced, sizeof(a->forced));
     assert_int_equal(a->n_logit_bias, b->n_logit_bias);
     if (a->n_logit_bias > 0)
         assert_memory_equal(a->logit_bias, b->logit_bias,
@@ -66,6 +68,10 @@ static void assert_steps_equal(const scheduler_output *a, const scheduler_output
         assert_int_equal(x->n_tokens, y->n_tokens);
         assert_memory_equal(x->tokens, y->tokens, (size_t)x->n_tokens * sizeof(token_id));
         assert_params_equal(&x->params, &y->params);
+        assert_int_equal(x->n_encoder_tokens, y->n_encoder_tokens);
+        if (x->n_encoder_tokens > 0)
+            assert_memory_equal(x->encoder_tokens, y->encoder_tokens,
+                                (size_t)x->n_encoder_tokens * sizeof(token_id));
         assert_blocks_equal(&x->blocks, &y->blocks);
     }
     assert_int_equal(a->n_cached, b->n_cached);

@@ -381,6 +381,19 @@ static void test_tokenizer_template_decides_what_is_added(void **state)
     tokenizer_destroy(t);
 }
 
+/* BART's: cls in front, sep behind. */
+static void test_tokenizer_roberta_processing(void **state)
+{
+    (void)state;
+    tokenizer *t = from_json(
+        "{\"post_processor\":{\"type\":\"RobertaProcessing\",\"sep\":[\"</s>\",2],"
+        "\"cls\":[\"<s>\",3],\"trim_offsets\":true,\"add_prefix_space\":false}," MODEL("") "}",
+        "{\"add_bos_token\":true,\"bos_token\":\"a\"}");
+    EXPECT(t, "ab", TOKENIZER_ADD_SPECIAL, 3, 5, 2);
+    EXPECT(t, "ab", 0, 5);
+    tokenizer_destroy(t);
+}
+
 static void test_tokenizer_added_token_flags(void **state)
 {
     (void)state;
@@ -490,6 +503,7 @@ int main(void)
         cmocka_unit_test(test_tokenizer_unknown_characters),
         cmocka_unit_test(test_tokenizer_metaspace_schemes),
         cmocka_unit_test(test_tokenizer_template_decides_what_is_added),
+        cmocka_unit_test(test_tokenizer_roberta_processing),
         cmocka_unit_test(test_tokenizer_added_token_flags),
         cmocka_unit_test(test_tokenizer_nul_in_vocabulary),
         cmocka_unit_test(test_tokenizer_config_of_the_model_fills_gaps),

@@ -120,6 +120,12 @@ static const json_case json_cases[] = {
      PGD_EUNSUPPORTED, "Strip"},
     {"{\"post_processor\":{\"type\":\"BertProcessing\"}," MODEL "}", NULL, PGD_EUNSUPPORTED,
      "BertProcessing"},
+    {"{\"post_processor\":{\"type\":\"RobertaProcessing\",\"cls\":[\"x\",0]}," MODEL "}", NULL,
+     PGD_EFORMAT, "\"sep\""},
+    {"{\"post_processor\":{\"type\":\"RobertaProcessing\",\"cls\":[\"x\",3]}," MODEL "}", NULL,
+     PGD_EFORMAT, "one of the 3 tokens"},
+    {"{\"post_processor\":{\"type\":\"RobertaProcessing\",\"cls\":[\"x\",\"y\"]}," MODEL "}", NULL,
+     PGD_EFORMAT, "one of the 3 tokens"},
     {"{\"post_processor\":{\"type\":\"TemplateProcessing\"}," MODEL "}", NULL, PGD_EFORMAT,
      "single"},
     {"{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":"
