@@ -58,7 +58,7 @@ pgd_err kv_group_manager_init(kv_group_manager *g, const kv_group_opts *opts)
         !mem_mul(&g->tables_bytes, n_entries, sizeof *g->tables))
         return PGD_ENOMEM;
     g->rows = mem_calloc((size_t)g->n_rows, sizeof *g->rows);
-    g->tables = mem_calloc(n_entries, sizeof *g->tables);
+    g->tables = mem_alloc_aligned(g->tables_bytes, 64);
     g->scratch = mem_calloc((size_t)g->max_blocks_per_row, sizeof *g->scratch);
     pgd_err err = g->rows == NULL || g->tables == NULL || g->scratch == NULL ? PGD_ENOMEM : PGD_OK;
     g->has_shared_prefix = g->is_cached && spec->ops->skipped_tokens == NULL;
@@ -72,7 +72,7 @@ pgd_err kv_group_manager_init(kv_group_manager *g, const kv_group_opts *opts)
 void kv_group_manager_deinit(kv_group_manager *g)
 {
     mem_free(g->rows);
-    mem_free(g->tables);
+    mem_free_aligned(g->tables, g->tables_bytes);
     mem_free(g->scratch);
     kv_shared_prefix_deinit(&g->shared_prefix);
     g->rows = NULL;
