@@ -304,8 +304,6 @@ bool block_pool_reset_cache(block_pool *p)
     p->events = events;
     if (events != NULL)
         kv_events_cleared(events);
-    if (p->residency != NULL)
-        kv_residency_forget(p->residency);
     return true;
 }
 

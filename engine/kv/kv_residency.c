@@ -126,11 +126,6 @@ void kv_residency_note_used(kv_residency *k, const block_id *ids, int32_t n_ids)
     publish_changes(k);
 }
 
-void kv_residency_forget(kv_residency *k)
-{
-    memset(k->is_sampled, 0, ((size_t)k->n_blocks / 64 + 1) * sizeof *k->is_sampled);
-}
-
 void kv_residency_read(const kv_residency *k, kv_residency_stats *out)
 {
     stats_read(k->cell, out);

@@ -35,8 +35,6 @@ void kv_residency_note_evicted(kv_residency *k, block_id id);
 void kv_residency_note_given(kv_residency *k, const block_id *ids, int32_t n_ids);
 /* Blocks were hit; block 0, the null block, is skipped. */
 void kv_residency_note_used(kv_residency *k, const block_id *ids, int32_t n_ids);
-/* Nothing is cached any more. */
-void kv_residency_forget(kv_residency *k);
 /* A consistent snapshot. */
 void kv_residency_read(const kv_residency *k, kv_residency_stats *out);
 

@@ -55,13 +55,6 @@ static void test_kv_residency_life_of_a_block(void **state)
     kv_residency_note_evicted(k, 71);
     kv_residency_note_given(k, ids + 1, 2);
     expect_stats(k, 3, 23.5 + 1.0 + 24.5, 20.0 + 1.0 + 24.5, 2, 3.5);
-    /* What ends with the cache is no eviction. */
-    kv_residency_forget(k);
-    now_us += 1000000;
-    kv_residency_note_evicted(k, 70);
-    kv_residency_note_used(k, ids, 3);
-    kv_residency_note_given(k, ids + 1, 1);
-    expect_stats(k, 3, 49.0, 45.5, 2, 3.5);
     kv_residency_destroy(k);
 }
 
