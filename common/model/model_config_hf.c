@@ -28,6 +28,8 @@ static const hf_expert_traits gpt_oss_experts = {.default_count = 128,
                                                  .is_turned = true,
                                                  .is_interleaved = true,
                                                  .has_biases = true};
+static const hf_expert_traits llama4_experts = {
+    .default_count = 16, .default_chosen = 1, .is_turned = true, .is_llama4 = true};
 
 static const hf_traits archs[] = {
     {.class_name = "LlamaForCausalLM",
@@ -139,6 +141,20 @@ static const hf_traits archs[] = {
      .default_bias = true,
      .is_gpt_oss = true,
      .experts = &gpt_oss_experts},
+    {.class_name = "Llama4ForCausalLM",
+     .model_type = "llama4_text",
+     .default_kv_heads = 8,
+     .default_head_dim = 128,
+     .default_context = 131072,
+     .default_eps = 1e-5,
+     .default_rope_theta = 500000.0,
+     .default_no_rope = 4,
+     .has_adjacent_rope = true,
+     .layers = LAYERS_CHUNKED_WITH_ROPE,
+     .default_window = 8192,
+     .reads_biases = true,
+     .is_llama4 = true,
+     .experts = &llama4_experts},
     {.class_name = "BartForConditionalGeneration",
      .model_type = "bart",
      .default_context = 1024,
@@ -148,7 +164,7 @@ static const hf_traits archs[] = {
 #define SUPPORTED_ARCHS                                                              \
     "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, "     \
     "SmolLM3ForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, MixtralForCausalLM, " \
-    "Qwen3MoeForCausalLM, GptOssForCausalLM, BartForConditionalGeneration"
+    "Qwen3MoeForCausalLM, GptOssForCausalLM, Llama4ForCausalLM, BartForConditionalGeneration"
 
 typedef hf_reader reader;
 

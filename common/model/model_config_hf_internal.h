@@ -29,6 +29,7 @@ typedef struct hf_expert_traits {
     bool is_turned;        /* EXPERT_FORM_TURNED */
     bool is_interleaved;
     bool has_biases; /* of router and experts */
+    bool is_llama4; /* a shared expert, sigmoid weights of inputs, "moe_layers" and a second size */
 } hf_expert_traits;
 
 typedef struct hf_traits {
@@ -54,7 +55,8 @@ typedef struct hf_traits {
     const char *act_member; /* NULL = "hidden_act" */
     ffn_act default_act;
     bool is_encdec;
-    bool is_gemma; /* norms less one, post norms, scaled embeddings, "query_pre_attn_scalar" */
+    bool is_gemma;  /* norms less one, post norms, scaled embeddings, "query_pre_attn_scalar" */
+    bool is_llama4; /* norms of Q and K after rope, temperatures, two feed-forward sizes */
     float default_attn_soft_cap; /* 0 = none, like null */
     float default_final_soft_cap;
     bool default_bias; /* of an absent "attention_bias" */

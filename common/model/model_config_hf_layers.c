@@ -333,8 +333,42 @@ static pgd_err read_rope(const hf_reader *r)
     return read_rope_object(r, rope);
 }
 
+/* --- Llama 4 --- */
+
+/* A flag that older files write as a number. */
+static pgd_err read_flag(bool *out, const hf_reader *r, const char *name)
+{
+    const cJSON *item = json_get(r->json, name);
+    if (!cJSON_IsNumber(item))
+        return json_get_bool(out, r->json, name, r->why);
+    *out = item->valuedouble != 0.0;
+    return PGD_OK;
+}
+
+static pgd_err read_llama4(const hf_reader *r)
+{
+    model_config *cfg = r->cfg;
+    bool is_tuned = true;
+    int32_t floor = 8192;
+    double scale = 0.1;
+    cfg->qk_l2_norm = true;
+    PGD_TRY(read_flag(&cfg->qk_l2_norm, r, "use_qk_norm"));
+    PGD_TRY(read_flag(&is_tuned, r, "attn_temperature_tuning"));
+    PGD_TRY(model_config_hf__i32(&floor, r, "floor_scale", false));
+    PGD_TRY(json_get_f64(&scale, r->json, "attn_scale", r->why));
+    if (!is_tuned)
+        return PGD_OK;
+    if (floor < 1)
+        return pgd_fail(r->why, PGD_ERANGE, "expected \"floor_scale\" of at least 1, got 0");
+    cfg->temperature_floor = floor;
+    cfg->temperature_scale = scale;
+    return PGD_OK;
+}
+
 pgd_err model_config_hf__layers(const hf_reader *r)
 {
+    if (r->arch->is_llama4)
+        PGD_TRY(read_llama4(r));
     PGD_TRY(read_layers_with_rope(r));
     PGD_TRY(read_attention(r));
     return read_rope(r);

@@ -19,13 +19,27 @@ static const name_pair global_names[] = {
 
 /* What stands between "model.layers.N." and ".weight" or ".bias". */
 static const name_pair layer_names[] = {
-    {"input_layernorm", "attn_norm"},    {"self_attn.q_proj", "attn_q"},
-    {"self_attn.k_proj", "attn_k"},      {"self_attn.v_proj", "attn_v"},
-    {"self_attn.o_proj", "attn_output"}, {"self_attn.q_norm", "attn_q_norm"},
-    {"self_attn.k_norm", "attn_k_norm"}, {"post_attention_layernorm", "ffn_norm"},
-    {"mlp.gate_proj", "ffn_gate"},       {"mlp.up_proj", "ffn_up"},
-    {"mlp.down_proj", "ffn_down"},       {"mlp.gate", "ffn_gate_inp"},
-    {"mlp.router", "ffn_gate_inp"},      {"block_sparse_moe.gate", "ffn_gate_inp"},
+    {"input_layernorm", "attn_norm"},
+    {"self_attn.q_proj", "attn_q"},
+    {"self_attn.k_proj", "attn_k"},
+    {"self_attn.v_proj", "attn_v"},
+    {"self_attn.o_proj", "attn_output"},
+    {"self_attn.q_norm", "attn_q_norm"},
+    {"self_attn.k_norm", "attn_k_norm"},
+    {"post_attention_layernorm", "ffn_norm"},
+    {"mlp.gate_proj", "ffn_gate"},
+    {"mlp.up_proj", "ffn_up"},
+    {"mlp.down_proj", "ffn_down"},
+    {"mlp.gate", "ffn_gate_inp"},
+    {"mlp.router", "ffn_gate_inp"},
+    {"block_sparse_moe.gate", "ffn_gate_inp"},
+    {"feed_forward.gate_proj", "ffn_gate"},
+    {"feed_forward.up_proj", "ffn_up"},
+    {"feed_forward.down_proj", "ffn_down"},
+    {"feed_forward.router", "ffn_gate_inp"},
+    {"feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"},
+    {"feed_forward.shared_expert.up_proj", "ffn_up_shexp"},
+    {"feed_forward.shared_expert.down_proj", "ffn_down_shexp"},
 };
 
 /* What stands there with no ending behind. */
@@ -40,6 +54,8 @@ static const name_pair layer_params[] = {
     {"mlp.experts.down_proj_bias", "ffn_down_exps.bias"},
     {"mlp.experts.down_proj_blocks", "ffn_down_exps.blocks"},
     {"mlp.experts.down_proj_scales", "ffn_down_exps.scales"},
+    {"feed_forward.experts.gate_up_proj", "ffn_gate_up_exps.weight"},
+    {"feed_forward.experts.down_proj", "ffn_down_exps.weight"},
 };
 
 /* What stands before the number of an expert, and between it and ".weight". */

@@ -317,9 +317,10 @@ def init_weights(model, exact, seed):
             elif name.endswith("bias") or "sinks" in name:
                 x = 0.5 * x
             elif "experts" in name:
-                # [experts, in, out] in gpt-oss, which has MXFP4 in mind; [experts, out, in] elsewhere
+                # [experts, in, out] in Llama 4 and gpt-oss, which has MXFP4 in mind; [experts, out, in] elsewhere
                 oss = model.config.model_type == "gpt_oss"
-                x = x * (2.5 if "down" in name else 2.0) / math.sqrt(p.shape[1 if oss else 2])
+                turned = oss or model.config.model_type == "llama4_text"
+                x = x * (2.5 if "down" in name else 2.0) / math.sqrt(p.shape[1 if turned else 2])
                 if oss:
                     x = mxfp4_values(mxfp4_blocks(x)).transpose(1, 2)
             elif "embed_tokens" in name:
@@ -347,10 +348,11 @@ def router_gap(model, ids):
     gaps = []
 
     def look(module, _, out):
-        top = torch.topk(out[0].reshape(-1, module.num_experts), module.top_k + 1).values
+        logits = out[1] if type(module).__name__ == "Llama4Router" else out[0]
+        top = torch.topk(logits.reshape(-1, module.num_experts), module.top_k + 1).values
         gaps.append(float((top[:, -2] - top[:, -1]).min()))
 
-    routers = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
+    routers = [m for m in model.modules() if type(m).__name__.endswith("Router")]
     hooks = [m.register_forward_hook(look) for m in routers]
     logits_of(model, ids)
     for h in hooks:

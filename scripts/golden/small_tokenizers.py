@@ -275,6 +275,7 @@ def model_tokenizers():
         "smollm3": (byte_level("llama3", 512, text, chatml + plain("<think>", "</think>")), None),
         "gemma2": (gemma_bpe(gemma), gemma),
         "gemma3": (gemma_bpe(gemma), gemma),
+        "llama4": (byte_level("llama3", 512, text, llama3, bos="<|begin_of_text|>"), None),
         "mistral-swa": (sentencepiece_bpe(sp, "first"), sp),
         "qwen3-swa": (byte_level("qwen2", 512, text, chatml + plain("<think>", "</think>")), None),
         "mixtral": (sentencepiece_bpe(sp, "first"), sp),

@@ -259,6 +259,12 @@ static void test_decoder_golden_gptoss(void **state)
     compare_model(MODELS_DIR "/gptoss-mxfp4-tiny", LOGITS_DIR "/gptoss-tiny.bin", CPU_ISA_REF);
 }
 
+static void test_decoder_golden_llama4(void **state)
+{
+    (void)state;
+    compare_tiny("llama4-tiny");
+}
+
 static void test_decoder_golden_smollm2(void **state)
 {
     (void)state;
@@ -294,6 +300,7 @@ int main(void)
         cmocka_unit_test(test_decoder_golden_mixtral),
         cmocka_unit_test(test_decoder_golden_qwen3moe),
         cmocka_unit_test(test_decoder_golden_gptoss),
+        cmocka_unit_test(test_decoder_golden_llama4),
         cmocka_unit_test(test_decoder_golden_smollm2),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -58,7 +58,7 @@ static void test_inspect_runnable_models(void **state)
     free(text);
     text = inspect("tests/data/models/gptoss-mxfp4-tiny", INSPECT_RUNNABLE);
     check_has(text, "2 of 6 experts of 32 for each token in 3 layers, clamped gate\n");
-    check_has(text, "sliding window of 24, 1 layers full; scale 0.25, a sink for each");
+    check_has(text, "full in 1 of 3 layers; scale 0.25, a sink for each head");
     check_has(text, "yarn scaling by 8 from a context of 256\n");
     check_has(text, "blk.*.ffn_gate_up_exps.blocks");
     free(text);

@@ -649,6 +649,11 @@ static void test_model_file_hf_names(void **state)
         {"model.layers.2.mlp.experts.gate_up_proj_bias", "blk.2.ffn_gate_up_exps.bias"},
         {"model.layers.2.mlp.experts.down_proj_blocks", "blk.2.ffn_down_exps.blocks"},
         {"model.layers.2.mlp.experts.down_proj_scales", "blk.2.ffn_down_exps.scales"},
+        {"model.layers.2.feed_forward.up_proj.weight", "blk.2.ffn_up.weight"},
+        {"model.layers.2.feed_forward.router.weight", "blk.2.ffn_gate_inp.weight"},
+        {"model.layers.2.feed_forward.experts.gate_up_proj", "blk.2.ffn_gate_up_exps.weight"},
+        {"model.layers.2.feed_forward.shared_expert.down_proj.weight",
+         "blk.2.ffn_down_shexp.weight"},
         {"model.layers.2.self_attn.sinks", "blk.2.attn_sinks.weight"},
         {"model.layers.2.mlp.down_proj.weight_scale", "model.layers.2.mlp.down_proj.weight_scale"},
         {"model.layers.x.mlp.down_proj.weight", "model.layers.x.mlp.down_proj.weight"},
@@ -741,10 +746,10 @@ static void test_model_file_fingerprint(void **state)
 static void test_model_file_tiny_models_run(void **state)
 {
     (void)state;
-    static const char *const names[] = {"llama31-tiny", "mistral-tiny",     "qwen2-tiny",
-                                        "qwen3-tiny",   "smollm3-tiny",     "gemma2-tiny",
-                                        "gemma3-tiny",  "mistral-swa-tiny", "qwen3-swa-tiny",
-                                        "mixtral-tiny", "qwen3moe-tiny",    "gptoss-tiny"};
+    static const char *const names[] = {
+        "llama31-tiny",  "mistral-tiny", "qwen2-tiny",       "qwen3-tiny",     "smollm3-tiny",
+        "gemma2-tiny",   "gemma3-tiny",  "mistral-swa-tiny", "qwen3-swa-tiny", "mixtral-tiny",
+        "qwen3moe-tiny", "gptoss-tiny",  "llama4-tiny"};
     static const char *const endings[] = {"", ".f32.gguf", ".f16.gguf", ".mxfp4.gguf"};
     int n_ggufs = 0;
     for (size_t i = 0; i < PGD_ARRAY_LEN(names); i++) {
