@@ -27,6 +27,7 @@ static request *new_with_encoder(int32_t n_tokens, int32_t n_encoder_tokens)
     request_opts opts = {.id = next_id++,
                          .prompt = tokens,
                          .n_prompt_tokens = n_tokens,
+                         .encoder_tokens = tokens,
                          .n_encoder_tokens = n_encoder_tokens,
                          .max_tokens = 100,
                          .max_model_len = 2048,

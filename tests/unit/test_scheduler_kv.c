@@ -61,10 +61,12 @@ static void test_scheduler_kv_lone_request_in_the_smallest_pool(void **state)
 
 static request *new_with_encoder(int32_t n_encoder_tokens)
 {
-    token_id prompt[2] = {1, 2};
+    static const token_id prompt[2] = {1, 2};
+    static const token_id encoder_tokens[101];
     request_opts opts = {.id = f.next_id++,
                          .prompt = prompt,
                          .n_prompt_tokens = 2,
+                         .encoder_tokens = encoder_tokens,
                          .n_encoder_tokens = n_encoder_tokens,
                          .max_tokens = 30,
                          .max_model_len = f.max_model_len,
