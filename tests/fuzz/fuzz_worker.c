@@ -174,7 +174,7 @@ static void *build_kv_config(engine_link *l, size_t *n_bytes)
                          &k->groups[0].block_size,
                          &k->layers[0].group,
                          &k->layers[0].slot,
-                         &k->layers[k->n_layers - 1].slot};
+                         &k->layers[PGD_MAX(k->n_layers - 1, 0)].slot};
     uint8_t odd = fuzz_u8(in);
     int32_t *field = fields[odd % PGD_ARRAY_LEN(fields)];
     *field = fuzz_bend(in, odd, *field);
@@ -182,7 +182,7 @@ static void *build_kv_config(engine_link *l, size_t *n_bytes)
         k->page_bytes[0]++;
     if (odd == 251)
         k->n_groups = 1 + k->n_groups % PGD_MAX_KV_GROUPS;
-    if (odd == 252)
+    if (odd == 252 && k->n_layers > 0)
         k->n_layers--;
     return encode(l, n_bytes, WIRE_KV_CONFIG, &control_kv_config_record, &m);
 }
