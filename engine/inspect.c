@@ -315,8 +315,8 @@ static void put_generation(FILE *out, const model_config *cfg)
  * tells. */
 static void put_kv_groups(FILE *out, const model_config *cfg)
 {
-    static kv_layer_spec layers[MODEL_MAX_LAYERS];
-    static kv_groups groups;
+    kv_layer_spec layers[PGD_MAX_KV_LAYERS];
+    kv_groups groups;
     const kv_groups_opts opts = {
         .block_size = 16, .max_encoder_tokens = cfg->encdec.max_source, .is_hybrid = true};
     char buf[32];

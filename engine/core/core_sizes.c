@@ -123,20 +123,26 @@ static pgd_err fit_len(core_kv *kv, core_sizes *sizes, pgd_why *why)
 static void log_kv(const core_kv *kv, const core_sizes *sizes)
 {
     const kv_layout *layout = &kv->groups.layout;
+    kv_groups_load load = load_of(sizes);
     for (int32_t i = 0; i < layout->n_groups; i++) {
         const kv_group_layout *g = &layout->groups[i];
-        log_info("core", "kv group=%d kind=\"%s\" window=%d block_size=%d layers=%d", i,
-                 attention_kind_name((attention_kind)g->kind), g->window, g->block_size,
-                 kv->groups.n_layers_of[i]);
+        log_info("core",
+                 "kv group=%d kind=\"%s\" window=%d block_size=%d layers=%d blocks_per_request=%d",
+                 i, attention_kind_name((attention_kind)g->kind), g->window, g->block_size,
+                 kv->groups.n_layers_of[i],
+                 kv_groups_n_blocks_of(&kv->groups, i, sizes->max_model_len, &load));
     }
     if (kv->groups.n_padding > 0)
         log_info("core",
                  "kv padding=%.1f%% of the KV memory: layers do not divide into equal groups",
                  100.0 * kv->groups.n_padding / (layout->n_groups * layout->n_slots));
-    log_info("core", "kv blocks=%d block_size=%d bytes=%llu full_length_requests=%.1f of %d tokens",
-             kv->n_blocks - 1, sizes->block_size,
-             (unsigned long long)((uint64_t)kv->n_blocks * kv_layout_block_bytes(layout)),
-             kv->n_full_length, sizes->max_model_len);
+    log_info(
+        "core",
+        "kv blocks=%d block_size=%d bytes=%llu longest_request=%d full_length_requests=%.1f of "
+        "%d tokens",
+        kv->n_blocks - 1, sizes->block_size,
+        (unsigned long long)((uint64_t)kv->n_blocks * kv_layout_block_bytes(layout)), kv->max_len,
+        kv->n_full_length, sizes->max_model_len);
 }
 
 pgd_err core_sizes_fit_kv(core_kv *out, core_sizes *sizes, const config *cfg,

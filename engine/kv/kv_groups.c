@@ -204,18 +204,23 @@ kv_group_spec kv_groups_spec(const kv_groups *k, int32_t group)
     return spec;
 }
 
+int32_t kv_groups_n_blocks_of(const kv_groups *k, int32_t group, int32_t n_tokens,
+                              const kv_groups_load *load)
+{
+    kv_group_spec spec = kv_groups_spec(k, group);
+    int32_t n_held = spec.ops->is_of_encoder ? k->max_encoder_tokens : n_tokens;
+    int32_t n = n_held / spec.block_size + (n_held % spec.block_size != 0);
+    if (spec.ops->max_held_blocks == NULL)
+        return n;
+    return PGD_MIN(
+        n, spec.ops->max_held_blocks(&spec, load->max_unfinished_tokens, load->max_model_len));
+}
+
 int64_t kv_groups_n_blocks_for(const kv_groups *k, int32_t n_tokens, const kv_groups_load *load)
 {
     int64_t n_blocks = 0;
-    for (int32_t g = 0; g < k->layout.n_groups; g++) {
-        kv_group_spec spec = kv_groups_spec(k, g);
-        int32_t n_held = spec.ops->is_of_encoder ? k->max_encoder_tokens : n_tokens;
-        int32_t n = n_held / spec.block_size + (n_held % spec.block_size != 0);
-        if (spec.ops->max_held_blocks != NULL)
-            n = PGD_MIN(n, spec.ops->max_held_blocks(&spec, load->max_unfinished_tokens,
-                                                     load->max_model_len));
-        n_blocks += n;
-    }
+    for (int32_t g = 0; g < k->layout.n_groups; g++)
+        n_blocks += kv_groups_n_blocks_of(k, g, n_tokens, load);
     return n_blocks;
 }
 

@@ -43,7 +43,9 @@ PGD_MUST_USE pgd_err kv_groups_init(kv_groups *out, const kv_layer_spec *layers,
                                     const kv_groups_opts *opts, pgd_why *why);
 /* What the KV manager must know of a group. */
 kv_group_spec kv_groups_spec(const kv_groups *k, int32_t group);
-/* Most blocks that a request of n tokens holds at a time, in all groups together. */
+/* Most blocks that a request of n tokens holds at a time in this group, and in all together. */
+int32_t kv_groups_n_blocks_of(const kv_groups *k, int32_t group, int32_t n_tokens,
+                              const kv_groups_load *load);
 int64_t kv_groups_n_blocks_for(const kv_groups *k, int32_t n_tokens, const kv_groups_load *load);
 /* Longest request, at most load->max_model_len, that a pool of n_blocks (null block included) can
  * hold alone; 0 = none (GR6). */
