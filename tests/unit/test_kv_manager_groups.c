@@ -22,7 +22,7 @@ static kv_manager *new_groups(int32_t n_blocks, const kv_group_spec *specs, int3
 static request *new_with_encoder(int32_t n_tokens, int32_t n_encoder_tokens)
 {
     token_id tokens[MAX_TOKENS];
-    for (int32_t i = 0; i < n_tokens; i++)
+    for (int32_t i = 0; i < MAX_TOKENS; i++)
         tokens[i] = i;
     request_opts opts = {.id = next_id++,
                          .prompt = tokens,
