@@ -5,7 +5,7 @@ import json
 import gguf
 import numpy as np
 
-from goldenio import GOLDEN, MAX_FILE, MODELS, NO_SOURCE, TOKENIZERS, read_dec, read_dequant, read_ids, read_logits, read_strings, sha256
+from goldenio import GOLDEN, MAX_FILE, MODELS, NO_SOURCE, TOKENIZERS, read_dec, read_dequant, read_encdec, read_ids, read_logits, read_strings, sha256
 
 
 def main():
@@ -21,6 +21,15 @@ def main():
             assert np.isclose(c["range"], c["logits"].max() - c["logits"].min(), rtol=1e-6)
         shape = ", ".join(f"{len(c['prompt'])} tokens range {c['range']:.1f}" for c in cases)
         print(f"{path.name}: {vocab} tokens; {shape}; smallest margin {min(c['margin'].min() / c['range'] for c in cases):.1e}")
+
+    for path in sorted((GOLDEN / "encdec").glob("*.bin")):
+        vocab, cases = read_encdec(path)
+        for c in cases:
+            assert max(c["encoder"].max(), c["prompt"].max(), c["greedy"].max()) < vocab and (np.diff(c["positions"]) > 0).all()
+            assert c["logits"][-1].argmax() == c["greedy"][0]
+        texts = json.loads(path.with_suffix(".json").read_text())
+        assert all(len(t["ids"]) <= t["max_tokens"] for t in texts)
+        print(f"{path.name}: {vocab} tokens; {len(cases)} cases, {len(texts)} texts")
 
     for path in sorted((GOLDEN / "dequant").glob("*.bin")):
         kind, elems, size, blocks, expected = read_dequant(path)

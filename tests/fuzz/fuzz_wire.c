@@ -30,6 +30,7 @@ static void try_decode(const uint8_t *frame, size_t n_bytes, const wire_header *
                           .n_blocks = 50,
                           .block_sizes = {8, 16, 12},
                           .n_groups = 1 + (int32_t)(h->worker_epoch % 3),
+                          .max_encoder_tokens = 40,
                           .max_logprobs = 5};
     pgd_why why;
     if (wire_limits_derive(&limits, &why) != PGD_OK)
