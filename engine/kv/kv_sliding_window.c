@@ -1,12 +1,14 @@
 /* Sliding window: a token attends to itself and the window - 1 tokens before it (rule SM5).
  *
  * Only the last ceil((window - 1) / block_size) blocks of a prefix must be cached, so the longest
- * prefix is sought right to left. `first` is where the blocks begin that the candidate needs:
+ * prefix is sought from the right. A candidate of n blocks needs those from `first` on:
  *
- *   0        first       n        n + n_drop
- *   | null    | cached ...   idx ← scanned |
+ *   0        first              known    n + n_drop
+ *   | null    | to be looked at → | cached |
  *
- * A miss at idx rules out every candidate whose blocks include it: the next one ends before it. No
+ * A miss at idx rules out every candidate that reaches beyond it, and since those needed are looked
+ * at from the left, the next candidate ends as far left as can be: nothing cached costs one look per
+ * window, not one per block. What was found before the miss is the end of the next candidate; no
  * block is looked at twice. Candidates shorter than the window need all their blocks. */
 #include "engine/kv/kv_group_ops.h"
 
@@ -14,15 +16,17 @@ static int32_t lookup(block_id *const *blocks, const kv_lookup *q)
 {
     int32_t n = q->max_blocks;
     int32_t first = kv_group_ops_first_needed(q, n);
-    int32_t idx = n + q->n_drop;
-    while (n > 0 && idx > first) {
-        if (kv_group_ops_find(blocks, q, idx - 1)) {
-            idx--;
+    int32_t known = n + q->n_drop;
+    int32_t idx = first;
+    while (n > 0 && idx < known) {
+        if (kv_group_ops_find(blocks, q, idx)) {
+            idx++;
             continue;
         }
-        n = kv_group_ops_align(q, idx - 1 - q->n_drop);
+        n = kv_group_ops_align(q, idx - q->n_drop);
+        known = PGD_MIN(first, n + q->n_drop);
         first = kv_group_ops_first_needed(q, n);
-        idx = n + q->n_drop;
+        idx = first;
     }
     kv_group_ops_skip(blocks, q, PGD_MIN(first, n));
     return n;
