@@ -27,6 +27,7 @@ typedef struct arch_traits {
                                   of the head size */
     bool needs_experts;
     bool is_gpt_oss; /* attention sinks, clamped gates, exact YaRN bounds */
+    bool is_llama4;  /* chunks, temperatures, norms of Q and K after rope, a shared expert */
 } arch_traits;
 
 static const arch_traits archs[] = {
@@ -54,9 +55,14 @@ static const arch_traits archs[] = {
      .full_interval = 2,
      .needs_experts = true,
      .is_gpt_oss = true},
+    {.name = "llama4",
+     .rope = ROPE_ADJACENT,
+     .no_rope_interval = 4,
+     .needs_experts = true,
+     .is_llama4 = true},
 };
 
-#define SUPPORTED_ARCHS "llama, qwen2, qwen3, smollm3, gemma2, gemma3, qwen3moe, gpt-oss"
+#define SUPPORTED_ARCHS "llama, qwen2, qwen3, smollm3, gemma2, gemma3, qwen3moe, gpt-oss, llama4"
 
 typedef struct reader {
     model_config *cfg;
@@ -216,11 +222,35 @@ static pgd_err read_window_pattern(const reader *r, int32_t *interval)
     return PGD_OK;
 }
 
+/* No key says what all these models share: chunks of 8,192 tokens, unless it is the window's, in
+ * layers with rope, and temperatures in those without. A window of 0: no chunks, rope everywhere. */
+static pgd_err read_llama4(const reader *r)
+{
+    model_config *cfg = r->cfg;
+    int32_t chunk = 8192, n_experts = 0;
+    cfg->temperature_floor = 8192;
+    cfg->temperature_scale = 0.1;
+    PGD_TRY(read_i32(&chunk, r, "attention.sliding_window", false));
+    PGD_TRY(read_i32(&cfg->temperature_floor, r, "attention.temperature_length", false));
+    PGD_TRY(read_f64(&cfg->temperature_scale, r, "attention.temperature_scale", false));
+    PGD_TRY(read_i32(&n_experts, r, "expert_count", false));
+    cfg->qk_l2_norm = n_experts != 128; /* the model with so many was made without */
+    for (int32_t i = 0; i < PGD_MIN(cfg->n_layers, MODEL_MAX_LAYERS) && chunk > 0; i++) {
+        if ((i + 1) % r->arch->no_rope_interval != 0) {
+            cfg->layer_attention[i] = ATTENTION_CHUNKED;
+            cfg->attention_chunk = chunk;
+        }
+    }
+    return PGD_OK;
+}
+
 /* Which layers see a window only. */
 static pgd_err read_windows(const reader *r)
 {
     model_config *cfg = r->cfg;
     int32_t window = 0, interval = r->arch->full_interval;
+    if (r->arch->is_llama4)
+        return read_llama4(r);
     PGD_TRY(read_i32(&window, r, "attention.sliding_window", false));
     if (window == 0)
         return PGD_OK;
@@ -327,8 +357,9 @@ static pgd_err read_rope(const reader *r)
     }
     cfg->has_rope_freqs = gguf_get_tensor(r->file, "rope_freqs.weight") != NULL;
     for (int32_t i = 0; i < MODEL_MAX_LAYERS; i++)
-        cfg->layer_has_rope[i] =
-            r->arch->no_rope_interval == 0 || (i + 1) % r->arch->no_rope_interval != 0;
+        cfg->layer_has_rope[i] = r->arch->no_rope_interval == 0 ||
+                                 (i + 1) % r->arch->no_rope_interval != 0 ||
+                                 (r->arch->is_llama4 && cfg->attention_chunk == 0);
     return read_rope_scaling(r);
 }
 
@@ -387,7 +418,8 @@ static pgd_err read_experts(const reader *r)
     PGD_TRY(read_i32(&cfg->n_experts, r, "expert_count", r->arch->needs_experts));
     if (cfg->n_experts == 0)
         return PGD_OK;
-    PGD_TRY(refuse_expert_options(r));
+    if (!r->arch->is_llama4)
+        PGD_TRY(refuse_expert_options(r));
     PGD_TRY(read_i32(&cfg->n_experts_chosen, r, "expert_used_count", true));
     cfg->expert_ffn_dim = cfg->ffn_dim;
     PGD_TRY(read_i32(&cfg->expert_ffn_dim, r, "expert_feed_forward_length", false));
@@ -395,6 +427,11 @@ static pgd_err read_experts(const reader *r)
     if (gguf_get_value(r->file, key) != NULL && !gguf_get_bool(r->file, key, &norms))
         return fail_type(r, key, "a flag");
     cfg->expert_gate = norms ? EXPERT_GATE_SOFTMAX_CHOSEN : EXPERT_GATE_SOFTMAX_ALL;
+    if (r->arch->is_llama4) {
+        cfg->expert_gate = EXPERT_GATE_SIGMOID;
+        cfg->expert_scales_input = true;
+        cfg->shared_ffn_dim = cfg->expert_ffn_dim;
+    }
     for (int32_t i = 0; i < PGD_MIN(cfg->n_layers, MODEL_MAX_LAYERS); i++) {
         cfg->layer_has_experts[i] = layer_has(r, i, "ffn_gate_inp.weight");
         if (cfg->layer_has_experts[i] && first < 0)

@@ -129,6 +129,7 @@ SPECS = {
     "llama4": {
         "store": torch.float32,
         "exact": torch.float32,
+        "gguf": F32,
         "lengths": LENGTHS,
         "config": {
             "architectures": ["Llama4ForCausalLM"],

@@ -413,6 +413,13 @@ GGUF_NAMES = {
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
+    "feed_forward.gate_proj": "ffn_gate",
+    "feed_forward.up_proj": "ffn_up",
+    "feed_forward.down_proj": "ffn_down",
+    "feed_forward.router": "ffn_gate_inp",
+    "feed_forward.shared_expert.gate_proj": "ffn_gate_shexp",
+    "feed_forward.shared_expert.up_proj": "ffn_up_shexp",
+    "feed_forward.shared_expert.down_proj": "ffn_down_shexp",
 }
 
 
@@ -440,16 +447,17 @@ def gguf_name(name, post_norms):
 def gguf_tensors(config, state, gemma):
     """Pairs of a GGUF name and an F32 array."""
     oss = config["model_type"] == "gpt_oss"
+    turned = oss or config["model_type"] == "llama4_text"
     for key, value in state.items():
         a = value.to(torch.float32).numpy()
         prefix = f"blk.{key.split('.')[2]}." if key.startswith("model.layers.") else ""
-        if key.endswith("mlp.experts.gate_up_proj"):
-            a = a.swapaxes(1, 2) if oss else a
+        if key.endswith(".experts.gate_up_proj"):
+            a = a.swapaxes(1, 2) if turned else a
             gate, up = (a[:, ::2], a[:, 1::2]) if oss else np.split(a, 2, axis=1)
             yield prefix + "ffn_gate_exps.weight", gate
             yield prefix + "ffn_up_exps.weight", up
-        elif key.endswith("mlp.experts.down_proj"):
-            yield prefix + "ffn_down_exps.weight", a.swapaxes(1, 2) if oss else a
+        elif key.endswith(".experts.down_proj"):
+            yield prefix + "ffn_down_exps.weight", a.swapaxes(1, 2) if turned else a
         elif key.endswith("gate_up_proj_bias"):
             yield prefix + "ffn_gate_exps.bias", a[:, ::2]
             yield prefix + "ffn_up_exps.bias", a[:, 1::2]
@@ -484,6 +492,7 @@ def llama3_factors(config):
 def write_gguf(path, name, spec, state, tok, sp):
     config, kind = COMMON | spec["config"], spec["gguf"][path.name.split(".")[-2]]
     archs = {"qwen3": "qwen3", "gemma2": "gemma2", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
+    archs |= {"llama4_text": "llama4"}
     arch = archs.get(config["model_type"], "llama")
     gemma = arch.startswith("gemma")
     head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
@@ -496,7 +505,7 @@ def write_gguf(path, name, spec, state, tok, sp):
         w.add_block_count(config["num_hidden_layers"])
         w.add_context_length(config["max_position_embeddings"])
         w.add_embedding_length(config["hidden_size"])
-        w.add_feed_forward_length(config["intermediate_size"])
+        w.add_feed_forward_length(config.get("intermediate_size_mlp", config["intermediate_size"]))
         w.add_head_count(config["num_attention_heads"])
         w.add_head_count_kv(config["num_key_value_heads"])
         w.add_rope_freq_base(rope["rope_theta"])
@@ -523,6 +532,11 @@ def write_gguf(path, name, spec, state, tok, sp):
             w.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
         if arch == "qwen3moe":
             w.add_expert_weights_norm(config["norm_topk_prob"])
+        if arch == "llama4":
+            w.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
+            w.add_sliding_window(config["attention_chunk_size"])
+            w.add_attn_temperature_length(config["floor_scale"])
+            w.add_attn_temperature_scale(config["attn_scale"])
         if arch == "gpt-oss":
             w.add_sliding_window(config["sliding_window"])
             w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
@@ -537,7 +551,7 @@ def write_gguf(path, name, spec, state, tok, sp):
         else:
             st.gguf_byte_level(w, tok, spec["pre"], t.get("bos"), t["eos"], t.get("add_bos", False), config["vocab_size"])
         w.add_chat_template(t["chat_template"])
-        if arch == "llama" and "rope_scaling" in config:
+        if arch.startswith("llama") and "rope_scaling" in config:
             w.add_tensor("rope_freqs.weight", llama3_factors(config))
         for key, a in gguf_tensors(config, state, gemma):
             a = np.ascontiguousarray(a)

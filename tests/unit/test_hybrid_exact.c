@@ -269,15 +269,19 @@ CASE(gemma2, "gemma2-tiny", DTYPE_F16)
 CASE(gemma3, "gemma3-tiny", DTYPE_F32)
 CASE(mistral, "mistral-swa-tiny", DTYPE_BF16)
 CASE(qwen3, "qwen3-swa-tiny", DTYPE_F16)
+CASE(llama4, "llama4-tiny", DTYPE_F16)
+CASE(gptoss, "gptoss-tiny", DTYPE_F16)
+CASE(mixtral, "mixtral-tiny", DTYPE_F32)
+CASE(qwen3moe, "qwen3moe-tiny", DTYPE_BF16)
 
 int main(void)
 {
     log_set_level(LOG_WARN);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hybrid_exact_gemma2),
-        cmocka_unit_test(test_hybrid_exact_gemma3),
-        cmocka_unit_test(test_hybrid_exact_mistral),
-        cmocka_unit_test(test_hybrid_exact_qwen3),
+        cmocka_unit_test(test_hybrid_exact_gemma2),  cmocka_unit_test(test_hybrid_exact_gemma3),
+        cmocka_unit_test(test_hybrid_exact_mistral), cmocka_unit_test(test_hybrid_exact_qwen3),
+        cmocka_unit_test(test_hybrid_exact_llama4),  cmocka_unit_test(test_hybrid_exact_gptoss),
+        cmocka_unit_test(test_hybrid_exact_mixtral), cmocka_unit_test(test_hybrid_exact_qwen3moe),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

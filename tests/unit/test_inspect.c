@@ -111,7 +111,9 @@ static void test_inspect_foreign_architecture(void **state)
     check_has(text, "blk.*.ssm.weight              2  [4, 8]            F32            256 B\n");
     check_has(text, "type 99");
     check_has(text, "this build can run it: no: ");
-    check_has(text, "which runs llama, qwen2, qwen3, smollm3, gemma2, gemma3, qwen3moe, gpt-oss\n");
+    check_has(
+        text,
+        "which runs llama, qwen2, qwen3, smollm3, gemma2, gemma3, qwen3moe, gpt-oss, llama4\n");
     assert_null(strchr(text, '\033'));
     free(text);
 }

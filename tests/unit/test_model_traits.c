@@ -153,6 +153,38 @@ static void test_model_traits_hf_gemma3(void **state)
     hf_fails("Gemma3ForCausalLM", ",\"rope_parameters\":[{}]", PGD_EFORMAT, "rope_parameters");
 }
 
+static void test_model_traits_hf_llama4(void **state)
+{
+    (void)state;
+    model_config c = hf("Llama4ForCausalLM", "");
+    check_kinds(&c, "cccfcccf", 0, 8192);
+    assert_true(c.qk_l2_norm && !c.qk_norm && !c.tied_head);
+    assert_int_equal(c.rope, ROPE_ADJACENT);
+    assert_true(c.rope_theta == 500000.0 && c.norm_eps == 1e-5f);
+    assert_true(c.temperature_floor == 8192 && c.temperature_scale == 0.1);
+    for (int32_t i = 0; i < 8; i++)
+        assert_int_equal(c.layer_has_rope[i], i % 4 != 3);
+    c = hf("Llama4ForCausalLM", ",\"attention_chunk_size\":24,\"no_rope_layers\":[0,1,1,1,0,1,1,1],"
+                                "\"use_qk_norm\":false,\"attn_temperature_tuning\":4,"
+                                "\"floor_scale\":16,\"attn_scale\":0.3");
+    check_kinds(&c, "fcccfccc", 0, 24);
+    assert_false(c.qk_l2_norm);
+    assert_true(c.temperature_floor == 16 && c.temperature_scale == 0.3);
+    c = hf("Llama4ForCausalLM", ",\"attention_chunk_size\":null,\"attn_temperature_tuning\":false,"
+                                "\"no_rope_layers\":[]");
+    check_kinds(&c, "ffffffff", 0, 0);
+    assert_int_equal(c.temperature_floor, 0);
+    assert_false(c.layer_has_rope[3]); /* an empty list counts as none */
+    hf_fails("Llama4ForCausalLM", ",\"floor_scale\":0", PGD_ERANGE, "floor_scale");
+    hf_fails("Llama4ForCausalLM", ",\"attn_scale\":-1", PGD_ERANGE, "temperature");
+    hf_fails("Llama4ForCausalLM", ",\"attention_chunk_size\":-1", PGD_ERANGE,
+             "attention_chunk_size");
+    hf_fails("Llama4ForCausalLM",
+             ",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":2,"
+             "\"high_freq_factor\":1}",
+             PGD_EFORMAT, "high frequency factor");
+}
+
 /* --- GGUF ------------------------------------------------------------------------------------- */
 
 static void begin_gguf(builder *b, const char *arch, uint32_t n_layers)
@@ -267,12 +299,41 @@ static void test_model_traits_gguf_patterns(void **state)
     check_refusal(err, PGD_EFORMAT, &why, "sliding_window_pattern");
 }
 
+/* Keys say what differs from the published models; here with a layer that has a router. */
+static void test_model_traits_gguf_llama4(void **state)
+{
+    (void)state;
+    builder b;
+    for (int32_t k = 0; k < 3; k++) {
+        begin_gguf(&b, "llama4", 5);
+        builder_kv_u32(&b, "llama4.expert_count", k == 2 ? 128 : 4);
+        builder_kv_u32(&b, "llama4.expert_used_count", 1);
+        builder_kv_u32(&b, "llama4.expert_feed_forward_length", 32);
+        if (k == 1)
+            builder_kv_u32(&b, "llama4.attention.sliding_window", 24);
+        if (k == 2)
+            builder_kv_u32(&b, "llama4.attention.sliding_window", 0);
+        builder_tensor(&b, "blk.1.ffn_gate_inp.weight", DTYPE_F32, 4, 64);
+        model_config c = gguf_ok(&b);
+        check_kinds(&c, k == 2 ? "fffff" : "cccfc", 0, k == 0 ? 8192 : k == 1 ? 24 : 0);
+        assert_int_equal(c.layer_has_rope[3], k == 2);
+        assert_int_equal(c.qk_l2_norm, k != 2); /* the model with 128 experts has none */
+        assert_true(c.temperature_floor == 8192 && c.temperature_scale == 0.1);
+        assert_true(c.layer_has_experts[1] && !c.layer_has_experts[0]);
+        assert_true(c.expert_ffn_dim == 32 && c.shared_ffn_dim == 32 && c.ffn_dim == 128);
+        assert_true(c.expert_scales_input && c.expert_gate == EXPERT_GATE_SIGMOID);
+        assert_int_equal(c.rope, ROPE_ADJACENT);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_model_traits_hf_windows),
         cmocka_unit_test(test_model_traits_hf_gemma2),
         cmocka_unit_test(test_model_traits_hf_gemma3),
+        cmocka_unit_test(test_model_traits_hf_llama4),
+        cmocka_unit_test(test_model_traits_gguf_llama4),
         cmocka_unit_test(test_model_traits_gguf_gemma),
         cmocka_unit_test(test_model_traits_gguf_patterns),
     };
