@@ -67,10 +67,16 @@ static const wire_field CACHED_FIELDS[] = {
         .max_n = PGD_MAX_DRAFT_TOKENS,
         .max_ref = W_LIMIT(max_token_id),
     },
-    BLOCK_IDS(cached_request_msg, new_blocks),
 };
 static const wire_record CACHED_RECORD = {"cached_request", CACHED_FIELDS,
                                           PGD_ARRAY_LEN(CACHED_FIELDS), sizeof(cached_request_msg)};
+
+static const wire_field APPEND_FIELDS[] = {
+    W_U64(block_append_msg, request_id),
+    BLOCK_IDS(block_append_msg, blocks),
+};
+static const wire_record APPEND_RECORD = {"block_append", APPEND_FIELDS,
+                                          PGD_ARRAY_LEN(APPEND_FIELDS), sizeof(block_append_msg)};
 
 static const wire_field TRANSFER_FIELDS[] = {
     W_U64(kv_transfer_msg, job_id),
@@ -136,6 +142,7 @@ static const wire_field FIELDS[] = {
             INT32_MAX),
     {RECORDS(new_requests, n_new, &NEW_RECORD), .max_n_ref = W_LIMIT(max_num_seqs)},
     {RECORDS(cached_requests, n_cached, &CACHED_RECORD), .max_n_ref = W_LIMIT(max_num_seqs)},
+    {RECORDS(appends, n_appends, &APPEND_RECORD), .max_n_ref = W_LIMIT(max_num_seqs)},
     IDS(finished_ids, n_finished),
     IDS(preempted_ids, n_preempted),
     {
@@ -168,8 +175,8 @@ const wire_record scheduler_output_record = {"step", FIELDS, PGD_ARRAY_LEN(FIELD
 
 size_t scheduler_output_scratch_bytes(const wire_limits *limits)
 {
-    return (size_t)limits->max_num_seqs *
-               (sizeof(new_request_msg) + sizeof(cached_request_msg) + sizeof(encoder_input_msg)) +
+    return (size_t)limits->max_num_seqs * (sizeof(new_request_msg) + sizeof(cached_request_msg) +
+                                           sizeof(block_append_msg) + sizeof(encoder_input_msg)) +
            MAX_TRANSFERS * sizeof(kv_transfer_msg);
 }
 
@@ -219,6 +226,7 @@ static pgd_err check_new(const scheduler_output *out, const wire_limits *limits,
 static pgd_err check_cached(const scheduler_output *out, const wire_limits *limits, int64_t *total,
                             pgd_why *why)
 {
+    int32_t n_appended = 0;
     for (int32_t i = 0; i < out->n_cached; i++) {
         const cached_request_msg *c = &out->cached_requests[i];
         if (c->n_draft_tokens >= c->n_scheduled_tokens ||
@@ -231,7 +239,14 @@ static pgd_err check_cached(const scheduler_output *out, const wire_limits *limi
                             limits->max_model_len, c->n_draft_tokens, c->n_computed_tokens,
                             c->n_scheduled_tokens);
         *total += c->n_scheduled_tokens;
+        (void)scheduler_output_next_append(out, &n_appended, c->request_id);
     }
+    if (n_appended < out->n_appends)
+        return pgd_fail(why, PGD_EPROTO,
+                        "step %llu: expected appends in the order of the continuing requests, got "
+                        "one for %llu",
+                        (unsigned long long)out->step_id,
+                        (unsigned long long)out->appends[n_appended].request_id);
     return PGD_OK;
 }
 

@@ -54,8 +54,14 @@ typedef struct cached_request_msg {
     /* [n_draft_tokens], or NULL: the worker's own, of which it may have fewer; those that are
      * missing count as rejected. Drafts that a step does not ask for are dropped. */
     const token_id *draft_tokens;
-    block_ids_msg new_blocks; /* appended to the tables */
 } cached_request_msg;
+
+/* Blocks that this step appends to the tables of a continuing request; apart from those, since most
+ * decode steps append none. */
+typedef struct block_append_msg {
+    uint64_t request_id;
+    block_ids_msg blocks;
+} block_append_msg;
 
 typedef enum kv_transfer_kind {
     KV_TRANSFER_LOAD = 1,
@@ -80,6 +86,8 @@ typedef struct scheduler_output {
     const new_request_msg *new_requests;
     int32_t n_cached;
     const cached_request_msg *cached_requests;
+    int32_t n_appends;
+    const block_append_msg *appends; /* in the order of cached_requests, one for each at most */
     int32_t n_finished;
     const uint64_t *finished_ids;
     int32_t n_preempted;
@@ -96,6 +104,16 @@ typedef struct scheduler_output {
     size_t grammar_bitmask_bytes; /* 0 = none; rows in order of new_requests then cached_requests */
     const void *grammar_bitmask;
 } scheduler_output;
+
+/* The append of this continuing request, if it is the one at *idx, which then moves on; else NULL. For
+ * loops over cached_requests. */
+static inline const block_ids_msg *scheduler_output_next_append(const scheduler_output *out,
+                                                                int32_t *idx, uint64_t request_id)
+{
+    if (*idx == out->n_appends || out->appends[*idx].request_id != request_id)
+        return NULL;
+    return &out->appends[(*idx)++].blocks;
+}
 
 extern const wire_record scheduler_output_record;
 

@@ -180,6 +180,7 @@ bool wire_plan_make(wire_plan *p, const wire_record *rec, const wire_limits *lim
 #define MAX_INLINE 2 /* elements */
 #define MIN_ELEMS  4 /* of an array, for a stencil to be worth it */
 #define MAX_ELEMS  (MAX_HEADS * MAX_INLINE)
+#define MAX_CLEARS 32
 
 typedef struct word_move {
     uint16_t wire_at;
@@ -199,6 +200,8 @@ typedef struct stencil {
     } counts[MAX_HEADS];
     uint16_t pads[MAX_HEADS + WIRE_PLAN_MAX_PARTS]; /* 4 bytes each */
     uint16_t nulls[MAX_HEADS]; /* pointers in the struct that say: no elements */
+    uint32_t n_clears;
+    uint16_t clears[MAX_CLEARS]; /* words of 8 in the struct that no move of 8 fills */
     word_move moves8[WIRE_PLAN_MAX_MOVES];
     word_move moves4[WIRE_PLAN_MAX_MOVES + MAX_ELEMS];
     struct {
@@ -259,6 +262,28 @@ static bool add_stencil_values(stencil *s, uint32_t *at, const wire_plan *p,
     return true;
 }
 
+static bool is_filled(const stencil *s, uint32_t struct_at)
+{
+    for (uint32_t i = 0; i < s->n_moves8; i++) {
+        if (s->moves8[i].struct_at == struct_at)
+            return true;
+    }
+    return false;
+}
+
+static bool add_clears(stencil *s, uint32_t clear_bytes)
+{
+    s->n_clears = 0;
+    for (uint32_t at = 0; at < clear_bytes; at += 8) {
+        if (is_filled(s, at))
+            continue;
+        if (s->n_clears == MAX_CLEARS)
+            return false;
+        s->clears[s->n_clears++] = (uint16_t)at;
+    }
+    return clear_bytes % 8 == 0;
+}
+
 /* For elements like msg: as many elements in each array. */
 static void make_stencil(stencil *s, const wire_plan *p, const uint8_t *msg, int32_t n_groups)
 {
@@ -282,7 +307,7 @@ static void make_stencil(stencil *s, const wire_plan *p, const uint8_t *msg, int
                 return;
         }
     }
-    if (at % 8 == 0)
+    if (at % 8 == 0 && add_clears(s, p->clear_bytes))
         s->n_bytes = at;
 }
 
@@ -537,8 +562,7 @@ static inline bool read_elem(uint8_t *msg, size_t *pos, const wire_plan *p, cons
     return true;
 }
 
-static inline bool stencil_read(uint8_t *msg, const stencil *s, size_t clear_bytes,
-                                const uint8_t *from)
+static inline bool stencil_read(uint8_t *msg, const stencil *s, const uint8_t *from)
 {
     uint64_t n_bad = 0;
     for (uint32_t i = 0; i < s->n_heads; i++) {
@@ -558,7 +582,8 @@ static inline bool stencil_read(uint8_t *msg, const stencil *s, size_t clear_byt
     }
     if (n_bad != 0)
         return false;
-    memset(msg, 0, clear_bytes);
+    for (uint32_t i = 0; i < s->n_clears; i++)
+        memset(msg + s->clears[i], 0, 8);
     for (uint32_t i = 0; i < s->n_counts; i++)
         memcpy(msg + s->counts[i].struct_at, &s->counts[i].n, 4);
     for (uint32_t i = 0; i < s->n_moves8; i++)
@@ -576,7 +601,7 @@ size_t wire_plan_read(uint8_t *elems, size_t *pos, const wire_plan *p, size_t n_
     uint8_t *msg = elems;
     for (size_t e = 0; e < n_elems; e++, msg += p->struct_bytes) {
         if (s.n_bytes > 0 && *pos % 8 == 0 && s.n_bytes <= n_bytes - *pos &&
-            stencil_read(msg, &s, p->clear_bytes, data + *pos)) {
+            stencil_read(msg, &s, data + *pos)) {
             *pos += s.n_bytes;
             n_misfits = 0;
             continue;

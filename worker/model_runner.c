@@ -303,7 +303,9 @@ static pgd_err add_new(model_runner *r, const new_request_msg *msg, const encode
     return schedule(r, row, msg->n_computed_tokens, msg->n_scheduled_tokens, why);
 }
 
-static pgd_err update_cached(model_runner *r, const cached_request_msg *msg, pgd_why *why)
+/* append: NULL = no new blocks. */
+static pgd_err update_cached(model_runner *r, const cached_request_msg *msg,
+                             const block_ids_msg *append, pgd_why *why)
 {
     int32_t row = request_rows_find(r->rows, msg->request_id);
     if (row < 0)
@@ -315,7 +317,8 @@ static pgd_err update_cached(model_runner *r, const cached_request_msg *msg, pgd
                         "expected no draft tokens and 0 scheduled tokens or more, got %" PRId32
                         " and %" PRId32 ", at request %" PRIu64,
                         msg->n_draft_tokens, msg->n_scheduled_tokens, msg->request_id);
-    PGD_TRY(kv_tables_append(&r->tables, row, &msg->new_blocks, why));
+    if (append != NULL)
+        PGD_TRY(kv_tables_append(&r->tables, row, append, why));
     return schedule(r, row, msg->n_computed_tokens, msg->n_scheduled_tokens, why);
 }
 
@@ -325,6 +328,7 @@ static pgd_err apply(model_runner *r, const scheduler_output *in, pgd_why *why)
     PGD_TRY(check_step(r, in, why));
     PGD_TRY(release_rows(r, in, why));
     int32_t n_encoded = 0;
+    int32_t n_appended = 0;
     for (int32_t i = 0; i < in->n_new; i++) {
         const encoder_input_msg *input =
             n_encoded < in->n_encoder_inputs ? &in->encoder_inputs[n_encoded] : NULL;
@@ -333,7 +337,10 @@ static pgd_err apply(model_runner *r, const scheduler_output *in, pgd_why *why)
         n_scheduled += in->new_requests[i].n_scheduled_tokens;
     }
     for (int32_t i = 0; i < in->n_cached; i++) {
-        PGD_TRY(update_cached(r, &in->cached_requests[i], why));
+        const cached_request_msg *msg = &in->cached_requests[i];
+        const block_ids_msg *append =
+            scheduler_output_next_append(in, &n_appended, msg->request_id);
+        PGD_TRY(update_cached(r, msg, append, why));
         n_scheduled += in->cached_requests[i].n_scheduled_tokens;
     }
     if (n_encoded != in->n_encoder_inputs)

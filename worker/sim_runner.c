@@ -283,7 +283,9 @@ static pgd_err take_drafts(sim_runner *s, sim_row *row, const cached_request_msg
     return PGD_OK;
 }
 
-static pgd_err update_cached(sim_runner *s, const cached_request_msg *c, pgd_why *why)
+/* append: NULL = no new blocks. */
+static pgd_err update_cached(sim_runner *s, const cached_request_msg *c,
+                             const block_ids_msg *append, pgd_why *why)
 {
     sim_row *row = find_row(s, c->request_id);
     if (row == NULL)
@@ -301,8 +303,10 @@ static pgd_err update_cached(sim_runner *s, const cached_request_msg *c, pgd_why
                         c->n_computed_tokens);
     PGD_TRY(take_drafts(s, row, c, why));
     add_to_batch(s, row);
+    static const block_ids_msg none = {.n_blocks = {0}};
     int32_t n_context = c->n_computed_tokens + c->n_scheduled_tokens + s->load.sim_draft_tokens;
-    return append_blocks(s, row, &c->new_blocks, PGD_MIN(n_context, s->max_model_len), why);
+    return append_blocks(s, row, append != NULL ? append : &none,
+                         PGD_MIN(n_context, s->max_model_len), why);
 }
 
 /* --- KV cache --------------------------------------------------------------------------------- */
@@ -524,8 +528,12 @@ static pgd_err sim_step(step_runner *base, const scheduler_output *in, step_resu
     PGD_TRY(release_rows(s, in->preempted_ids, in->n_preempted, "preempted", why));
     for (int32_t i = 0; i < in->n_new; i++)
         PGD_TRY(add_new(s, &in->new_requests[i], why));
-    for (int32_t i = 0; i < in->n_cached; i++)
-        PGD_TRY(update_cached(s, &in->cached_requests[i], why));
+    int32_t n_appended = 0;
+    for (int32_t i = 0; i < in->n_cached; i++) {
+        const cached_request_msg *c = &in->cached_requests[i];
+        PGD_TRY(
+            update_cached(s, c, scheduler_output_next_append(in, &n_appended, c->request_id), why));
+    }
     zero_blocks(s, in);
     for (int32_t i = 0; i < s->n_batch; i++)
         write_kv(s, &s->rows[s->batch[i]]);

@@ -46,6 +46,7 @@ static pgd_err create_arrays(scheduler *s)
     s->new_msgs = mem_calloc(n, sizeof *s->new_msgs);
     s->encoder_inputs = mem_calloc(n, sizeof *s->encoder_inputs);
     s->cached_msgs = mem_calloc(n, sizeof *s->cached_msgs);
+    s->appends = mem_calloc(n + 1, sizeof *s->appends);
     s->preempted_ids = mem_calloc(n, sizeof *s->preempted_ids);
     s->finished_ids = mem_calloc(n, sizeof *s->finished_ids);
     s->sent_finished_ids = mem_calloc(n, sizeof *s->sent_finished_ids);
@@ -53,7 +54,7 @@ static pgd_err create_arrays(scheduler *s)
     s->prompt_of_entry = mem_calloc(n, sizeof *s->prompt_of_entry);
     bool is_complete = s->running != NULL && s->victims != NULL && s->to_publish != NULL &&
                        s->encoder_inputs != NULL && s->new_msgs != NULL && s->cached_msgs != NULL &&
-                       s->preempted_ids != NULL && s->finished_ids != NULL &&
+                       s->appends != NULL && s->preempted_ids != NULL && s->finished_ids != NULL &&
                        s->sent_finished_ids != NULL && s->result_of_entry != NULL &&
                        s->prompt_of_entry != NULL;
     for (int i = 0; i < SCHEDULER_MAX_STEPS_IN_FLIGHT; i++) {
@@ -180,6 +181,7 @@ void scheduler_destroy(scheduler *s)
     mem_free(s->new_msgs);
     mem_free(s->encoder_inputs);
     mem_free(s->cached_msgs);
+    mem_free(s->appends);
     mem_free(s->preempted_ids);
     mem_free(s->finished_ids);
     mem_free(s->sent_finished_ids);

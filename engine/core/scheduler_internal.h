@@ -39,6 +39,7 @@ typedef struct step_draft {
     step_record *record;
     int32_t budget;
     int32_t n_cached;
+    int32_t n_appends;
     int32_t n_new;
     int32_t n_encoder_inputs;
     int32_t encoder_budget;
@@ -71,6 +72,7 @@ struct scheduler {
     new_request_msg *new_msgs;         /* [max_num_seqs] */
     encoder_input_msg *encoder_inputs; /* [max_num_seqs] */
     cached_request_msg *cached_msgs;   /* [max_num_seqs] */
+    block_append_msg *appends;         /* [max_num_seqs + 1], the last one is never sent */
     uint64_t *preempted_ids;           /* [max_num_seqs] */
     uint64_t *finished_ids;            /* [max_num_seqs], to be told with the next step */
     int32_t n_finished_ids;

@@ -56,6 +56,18 @@ static step_entry *add_entry(scheduler *s, request *r, int32_t n_tokens)
     return e;
 }
 
+static void drop_append(scheduler *s, uint64_t request_id)
+{
+    int32_t i = 0;
+    while (i < s->step.n_appends && s->appends[i].request_id != request_id)
+        i++;
+    if (i == s->step.n_appends)
+        return;
+    s->step.n_appends--;
+    for (; i < s->step.n_appends; i++)
+        s->appends[i] = s->appends[i + 1];
+}
+
 static void unschedule(scheduler *s, request *r)
 {
     step_record *record = s->step.record;
@@ -71,6 +83,7 @@ static void unschedule(scheduler *s, request *r)
         s->cached_msgs[i] = s->cached_msgs[i + 1];
     }
     r->entry_idx = -1;
+    drop_append(s, r->id);
 }
 
 /* SC4. Late results of the steps in flight are still wanted: the epoch does not change here. */
@@ -125,6 +138,12 @@ static void record_running(scheduler *s, request *r, int32_t n)
     msg->n_draft_tokens = e->n_drafts;
     msg->draft_tokens = e->n_drafts > 0 && !s->opts.async ? r->draft_tokens : NULL;
     r->n_draft_tokens = 0;
+    block_append_msg *append = &s->appends[s->step.n_appends]; /* filled by make_slots */
+    bool has_new = false;
+    for (int32_t g = 0; g < s->opts.n_groups; g++)
+        has_new = has_new || append->blocks.n_blocks[g] > 0;
+    append->request_id = r->id;
+    s->step.n_appends += has_new;
 }
 
 /* Finds room for a running request, at the cost of others if need be. False when it was preempted
@@ -136,7 +155,7 @@ static bool make_slots(scheduler *s, request *r, int32_t n, int32_t *idx)
         .n_lookahead_tokens = s->opts.num_lookahead_tokens,
         .n_in_flight_tokens = r->n_in_flight_tokens,
     };
-    while (!kv_manager_allocate(&s->cached_msgs[s->step.n_cached].new_blocks, s->kv, r, &alloc)) {
+    while (!kv_manager_allocate(&s->appends[s->step.n_appends].blocks, s->kv, r, &alloc)) {
         request *victim = choose_victim(s);
         if (victim->running_idx < *idx)
             --*idx;
@@ -438,6 +457,8 @@ static bool finish_step(scheduler *s, scheduler_output *out)
         .encoder_inputs = s->encoder_inputs,
         .n_cached = s->step.n_cached,
         .cached_requests = s->cached_msgs,
+        .n_appends = s->step.n_appends,
+        .appends = s->appends,
         .n_finished = s->n_finished_ids,
         .finished_ids = s->finished_ids,
         .n_preempted = s->step.n_preempted,

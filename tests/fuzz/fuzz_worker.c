@@ -70,6 +70,7 @@ struct engine_link {
     logit_bias biases[2];
     new_request_msg new_requests[MAX_SEQS + 1];
     cached_request_msg cached[MAX_SEQS + 1];
+    block_append_msg appends[MAX_SEQS + 1];
     uint64_t finished[MAX_GONE];
     uint64_t preempted[MAX_GONE];
     block_id to_zero[3];
@@ -285,7 +286,9 @@ static int32_t schedule_cached(engine_link *l, scheduler_output *out, int32_t id
     *m = (cached_request_msg){.request_id = (uint64_t)id,
                               .n_computed_tokens = k->n_computed,
                               .n_scheduled_tokens = k->n_scheduled};
-    fill_blocks(l, &m->new_blocks, l->blocks[out->n_new + out->n_cached - 1], k->n_blocks,
+    block_append_msg *append = &l->appends[out->n_appends++];
+    append->request_id = (uint64_t)id;
+    fill_blocks(l, &append->blocks, l->blocks[out->n_new + out->n_cached - 1], k->n_blocks,
                 k->n_computed + k->n_scheduled);
     if (odd >= 240) {
         int32_t *fields[] = {&m->n_computed_tokens, &m->n_scheduled_tokens, &m->n_draft_tokens};
@@ -305,6 +308,7 @@ static void *build_step(engine_link *l, size_t *n_bytes)
                             .n_groups = l->layout.n_groups,
                             .new_requests = l->new_requests,
                             .cached_requests = l->cached,
+                            .appends = l->appends,
                             .finished_ids = l->finished,
                             .preempted_ids = l->preempted,
                             .blocks_to_zero = l->to_zero};

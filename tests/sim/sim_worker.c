@@ -274,7 +274,8 @@ static int32_t n_rejected_unseen(const sim_worker *w, const sim_row *row)
     return n;
 }
 
-static sim_row *continue_row(sim_worker *w, const cached_request_msg *msg)
+static sim_row *continue_row(sim_worker *w, const cached_request_msg *msg,
+                             const block_ids_msg *append)
 {
     sim_row *row = find_row(w, msg->request_id);
     int32_t n_unseen = row != NULL ? n_rejected_unseen(w, row) : 0;
@@ -284,9 +285,9 @@ static sim_row *continue_row(sim_worker *w, const cached_request_msg *msg)
               n_unseen);
         return NULL;
     }
-    for (int32_t g = 0; g < w->config->n_groups; g++) {
-        for (int32_t i = 0; i < msg->new_blocks.n_blocks[g] && !is_faulty(w); i++)
-            take_new_block(w, row, g, msg->new_blocks.ids[g][i]);
+    for (int32_t g = 0; append != NULL && g < w->config->n_groups; g++) {
+        for (int32_t i = 0; i < append->n_blocks[g] && !is_faulty(w); i++)
+            take_new_block(w, row, g, append->ids[g][i]);
     }
     bool is_own = msg->n_draft_tokens > 0 && msg->draft_tokens == NULL;
     if (is_own != (msg->n_draft_tokens > 0 && w->config->is_async))
@@ -502,6 +503,7 @@ static void check_common_prefix(sim_worker *w, const scheduler_output *out)
 
 static void apply(sim_worker *w, const scheduler_output *out)
 {
+    int32_t n_appended = 0;
     w->n_shares = 0;
     check_totals(w, out);
     for (int32_t i = 0; i < out->n_finished && !is_faulty(w); i++)
@@ -514,7 +516,9 @@ static void apply(sim_worker *w, const scheduler_output *out)
     }
     for (int32_t i = 0; i < out->n_cached && !is_faulty(w); i++) {
         const cached_request_msg *msg = &out->cached_requests[i];
-        add_share(w, continue_row(w, msg), msg->n_scheduled_tokens, msg->n_draft_tokens);
+        const block_ids_msg *append =
+            scheduler_output_next_append(out, &n_appended, msg->request_id);
+        add_share(w, continue_row(w, msg, append), msg->n_scheduled_tokens, msg->n_draft_tokens);
     }
     for (int32_t i = 0; i < out->n_new && !is_faulty(w); i++) {
         const new_request_msg *msg = &out->new_requests[i];

@@ -243,6 +243,7 @@ static inline void sample_step(sample_arena *a, scheduler_output *out)
         out->total_scheduled_tokens += news[i].n_scheduled_tokens;
     }
     cached_request_msg *cached = sample_alloc(a, (size_t)out->n_cached * sizeof *cached);
+    block_append_msg *appends = sample_alloc(a, (size_t)out->n_cached * sizeof *appends);
     for (int32_t i = 0; i < out->n_cached; i++) {
         int32_t n_drafts = sample_int(r, 0, 3);
         cached[i] = (cached_request_msg){.request_id = sample_u64(r),
@@ -251,7 +252,10 @@ static inline void sample_step(sample_arena *a, scheduler_output *out)
                                          .n_draft_tokens = n_drafts};
         cached[i].draft_tokens =
             sample_int(r, 0, 1) ? NULL : sample_ints(a, n_drafts, l->max_token_id);
-        sample_blocks(a, &cached[i].new_blocks, 0, 2);
+        if (sample_int(r, 0, 1)) {
+            appends[out->n_appends] = (block_append_msg){.request_id = cached[i].request_id};
+            sample_blocks(a, &appends[out->n_appends++].blocks, 0, 2);
+        }
         out->total_scheduled_tokens += cached[i].n_scheduled_tokens;
     }
     kv_transfer_msg *transfers = sample_alloc(a, 2 * sizeof *transfers);
@@ -270,6 +274,7 @@ static inline void sample_step(sample_arena *a, scheduler_output *out)
         inputs[i] = (encoder_input_msg){sample_u64(r), sample_int(r, 0, 9), sample_int(r, 1, 40)};
     out->new_requests = news;
     out->cached_requests = cached;
+    out->appends = appends;
     out->transfers = transfers;
     out->encoder_inputs = inputs;
     out->n_finished = sample_int(r, 0, 3);

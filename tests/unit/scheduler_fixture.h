@@ -180,6 +180,16 @@ static inline int32_t fix_scheduled(const fix *f, uint64_t id)
     return 0;
 }
 
+/* Blocks that the last message appends to the request's first group. */
+static inline int32_t fix_n_appended(const fix *f, uint64_t id)
+{
+    for (int32_t i = 0; i < f->out.n_appends; i++) {
+        if (f->out.appends[i].request_id == id)
+            return f->out.appends[i].blocks.n_blocks[0];
+    }
+    return 0;
+}
+
 static inline const new_request_msg *fix_new_msg(const fix *f, uint64_t id)
 {
     for (int32_t i = 0; i < f->out.n_new; i++) {

@@ -260,9 +260,11 @@ static void test_model_runner_refuses_messages(void **state)
     m = message(NULL, 0, &c, 1);
     refuse_step(&m, "no draft tokens");
     c = decode;
-    c.new_blocks.n_blocks[0] = 2; /* 4 of 3 */
-    c.new_blocks.ids[0] = ok;
+    const block_append_msg append = {.request_id = c.request_id,
+                                     .blocks = {{2}, {ok}}}; /* 4 of 3 */
     m = message(NULL, 0, &c, 1);
+    m.n_appends = 1;
+    m.appends = &append;
     refuse_step(&m, "at most 3 blocks");
     const cached_request_msg twice[2] = {decode, decode};
     m = message(NULL, 0, twice, 2);

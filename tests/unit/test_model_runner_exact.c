@@ -265,11 +265,13 @@ static void run_step(engine *e, int32_t chunk, int32_t max_seqs)
 {
     new_request_msg new_requests[MAX_REQUESTS];
     cached_request_msg cached[MAX_REQUESTS];
+    block_append_msg appends[MAX_REQUESTS];
     block_id zero[MAX_REQUESTS * MAX_REQUEST_BLOCKS];
     scheduler_output out = {.step_id = ++e->step_id,
                             .n_groups = 1,
                             .new_requests = new_requests,
                             .cached_requests = cached,
+                            .appends = appends,
                             .blocks_to_zero = zero};
     int32_t budget = e->max_batched, n_running = 0;
     for (int32_t i = 0; i < e->n_requests; i++)
@@ -313,11 +315,13 @@ static void run_step(engine *e, int32_t chunk, int32_t max_seqs)
             r->is_running = true;
             n_running++;
         } else {
-            cached[out.n_cached++] = (cached_request_msg){
-                .request_id = (uint64_t)idx,
-                .n_computed_tokens = r->n_computed,
-                .n_scheduled_tokens = n,
-                .new_blocks = {{r->n_blocks - n_before}, {r->blocks + n_before}}};
+            cached[out.n_cached++] = (cached_request_msg){.request_id = (uint64_t)idx,
+                                                          .n_computed_tokens = r->n_computed,
+                                                          .n_scheduled_tokens = n};
+            if (r->n_blocks > n_before)
+                appends[out.n_appends++] = (block_append_msg){
+                    .request_id = (uint64_t)idx,
+                    .blocks = {{r->n_blocks - n_before}, {r->blocks + n_before}}};
         }
         r->n_computed += n;
         budget -= n;

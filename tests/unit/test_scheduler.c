@@ -44,7 +44,7 @@ static void test_scheduler_h17_preemption_with_late_output(void **state)
 
     assert_true(fix_schedule(&f));
     assert_int_equal(fix_scheduled(&f, 0), 1);
-    assert_int_equal(fix_cached_msg(&f, 0)->new_blocks.n_blocks[0], 1);
+    assert_int_equal(fix_n_appended(&f, 0), 1);
     assert_int_equal(f.out.n_preempted, 1);
     assert_int_equal(f.out.preempted_ids[0], 1);
     assert_int_equal(r1->status, REQUEST_PREEMPTED);
@@ -408,9 +408,9 @@ static void test_scheduler_sc9_messages(void **state)
         const cached_request_msg *next = fix_cached_msg(&f, 0);
         assert_int_equal(next->n_computed_tokens, 31 + step);
         assert_int_equal(next->n_scheduled_tokens, 1);
-        assert_int_equal(next->new_blocks.n_blocks[0], step == 1); /* position 32 opens a block */
+        assert_int_equal(fix_n_appended(&f, 0), step == 1); /* position 32 opens a block */
         if (step == 1)
-            assert_int_equal(next->new_blocks.ids[0][0], 3);
+            assert_int_equal(f.out.appends[0].blocks.ids[0][0], 3);
         fix_answer_all(&f);
     }
     fix_deinit(&f);

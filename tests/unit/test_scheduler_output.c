@@ -86,7 +86,11 @@ static void assert_steps_equal(const scheduler_output *a, const scheduler_output
         if (x->draft_tokens != NULL)
             assert_memory_equal(x->draft_tokens, y->draft_tokens,
                                 (size_t)x->n_draft_tokens * sizeof(token_id));
-        assert_blocks_equal(&x->new_blocks, &y->new_blocks);
+    }
+    assert_int_equal(a->n_appends, b->n_appends);
+    for (int i = 0; i < a->n_appends; i++) {
+        assert_true(a->appends[i].request_id == b->appends[i].request_id);
+        assert_blocks_equal(&a->appends[i].blocks, &b->appends[i].blocks);
     }
     assert_int_equal(a->n_finished, b->n_finished);
     if (a->n_finished > 0)
@@ -267,6 +271,39 @@ static void test_scheduler_output_rules_cached(void **state)
     free(f.data);
 }
 
+/* An append belongs to a continuing request, and comes in their order, once. */
+static void test_scheduler_output_rules_appends(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t ids[2];
+        int32_t n_ids;
+        bool is_valid;
+    } cases[] = {{{1, 2}, 2, true},  {{2}, 1, true},     {{0}, 0, true},
+                 {{2, 1}, 2, false}, {{1, 1}, 2, false}, {{3}, 1, false}};
+    start(4);
+    const cached_request_msg c[2] = {{.request_id = 1, .n_scheduled_tokens = 1},
+                                     {.request_id = 2, .n_scheduled_tokens = 1}};
+    for (size_t i = 0; i < PGD_ARRAY_LEN(cases); i++) {
+        block_append_msg appends[2] = {{.request_id = cases[i].ids[0]},
+                                       {.request_id = cases[i].ids[1]}};
+        scheduler_output out = {.total_scheduled_tokens = 2,
+                                .n_groups = arena_.limits.n_groups,
+                                .n_cached = 2,
+                                .cached_requests = c,
+                                .n_appends = cases[i].n_ids,
+                                .appends = appends};
+        scheduler_output back;
+        pgd_why why = {0};
+        frame f = frame_encode(WIRE_STEP, &scheduler_output_record, &out);
+        pgd_err err =
+            scheduler_output_decode(&back, &scratch_, f.data, f.n_bytes, &arena_.limits, &why);
+        free(f.data);
+        assert_int_equal(err, cases[i].is_valid ? PGD_OK : PGD_EPROTO);
+        assert_int_equal(strstr(why.text, "order of the continuing") != NULL, !cases[i].is_valid);
+    }
+}
+
 /* More requests than the worker has rows for: refused before the scratch buffer is written. */
 static void test_scheduler_output_too_many(void **state)
 {
@@ -307,6 +344,7 @@ int main(void)
         cmocka_unit_test(test_scheduler_output_hostile),
         cmocka_unit_test(test_scheduler_output_rules_new),
         cmocka_unit_test(test_scheduler_output_rules_cached),
+        cmocka_unit_test(test_scheduler_output_rules_appends),
         cmocka_unit_test(test_scheduler_output_too_many),
     };
     int n_failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -230,7 +230,7 @@ static void test_scheduler_sc3_unscheduled_chunk_is_unpublished(void **state)
     assert_int_equal(f.out.n_preempted, 1);
     assert_null(fix_cached_msg(&f, 0));
     assert_int_equal(fix_scheduled(&f, 1), 1);
-    assert_int_equal(fix_cached_msg(&f, 1)->new_blocks.n_blocks[0], 1);
+    assert_int_equal(fix_n_appended(&f, 1), 1);
     assert_int_equal(f.out.total_scheduled_tokens, 1);
     for (int32_t i = 0; i < 6; i++)
         assert_int_equal(block_pool_lookup(pool(), &r0->block_hashes[i], 0) >= 0, i < 5);

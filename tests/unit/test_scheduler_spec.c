@@ -237,18 +237,18 @@ static void test_scheduler_spec_sd6_blocks_of_rejected_drafts_stay(void **state)
     assert_true(fix_schedule(&f));
     fix_answer(&f, 0, (const token_id[]){9}, 1, (const token_id[]){1, 2, 3, 4, 5, 6, 7}, 7);
     assert_true(fix_schedule(&f));
-    assert_int_equal(fix_cached_msg(&f, 0)->new_blocks.n_blocks[0], 2);
+    assert_int_equal(fix_n_appended(&f, 0), 2);
     int32_t n_free = fix_n_free(&f);
     FIX_ANSWER(&f, 0, 20);
     assert_int_equal(r->num_computed_tokens, r->n_tokens - 1);
     assert_int_equal(fix_n_free(&f), n_free);
     for (int i = 0; i < 7; i++) { /* positions 5 to 11 */
         assert_true(fix_schedule(&f));
-        assert_int_equal(fix_cached_msg(&f, 0)->new_blocks.n_blocks[0], 0);
+        assert_int_equal(fix_n_appended(&f, 0), 0);
         fix_answer_all(&f);
     }
     assert_true(fix_schedule(&f));
-    assert_int_equal(fix_cached_msg(&f, 0)->new_blocks.n_blocks[0], 1);
+    assert_int_equal(fix_n_appended(&f, 0), 1);
     fix_answer_all(&f);
     fix_deinit(&f);
 }
@@ -269,10 +269,10 @@ static void test_scheduler_spec_sd1_lookahead_slots(void **state)
     assert_int_equal(fix_new_msg(&f, 0)->blocks.n_blocks[0], 1);
     fix_answer_all(&f);
     assert_true(fix_schedule(&f)); /* 5 + 3 slots */
-    assert_int_equal(fix_cached_msg(&f, 0)->new_blocks.n_blocks[0], 1);
+    assert_int_equal(fix_n_appended(&f, 0), 1);
     fix_answer_all(&f);
     assert_true(fix_schedule(&f)); /* 6 + 3 */
-    assert_int_equal(fix_cached_msg(&f, 0)->new_blocks.n_blocks[0], 1);
+    assert_int_equal(fix_n_appended(&f, 0), 1);
     fix_answer_all(&f);
     while (f.n_finished[0] == 0) /* 12 + 3 slots at the end, of which 14 can be of use */
         fix_step(&f);

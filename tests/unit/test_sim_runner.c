@@ -40,6 +40,7 @@ typedef struct kept_step {
     scheduler_output out;
     new_request_msg new_requests[16];
     cached_request_msg cached_requests[16];
+    block_append_msg appends[16];
     uint64_t ids[2][64];
     token_id tokens[16][MAX_LEN];
     token_id drafts[16][PGD_MAX_DRAFT_TOKENS];
@@ -128,7 +129,10 @@ static void keep_step(kept_step *k, const scheduler_output *out)
                    (size_t)c->n_draft_tokens * sizeof *c->draft_tokens);
             c->draft_tokens = k->drafts[i];
         }
-        keep_blocks(&c->new_blocks, k->blocks[16 + i]);
+    }
+    for (int32_t i = 0; i < out->n_appends; i++) {
+        k->appends[i] = out->appends[i];
+        keep_blocks(&k->appends[i].blocks, k->blocks[16 + i]);
     }
     keep_ids(&k->out.finished_ids, out->n_finished, k->ids[0]);
     keep_ids(&k->out.preempted_ids, out->n_preempted, k->ids[1]);
@@ -136,6 +140,7 @@ static void keep_step(kept_step *k, const scheduler_output *out)
     k->out.blocks_to_zero = k->to_zero;
     k->out.new_requests = k->new_requests;
     k->out.cached_requests = k->cached_requests;
+    k->out.appends = k->appends;
 }
 
 static void answer(void)

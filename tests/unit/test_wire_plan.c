@@ -106,16 +106,23 @@ static void sample_alike(any_msg *m, bool is_step)
     int32_t n_rows = arena_.limits.max_num_seqs;
     if (is_step) {
         cached_request_msg *rows = sample_alloc(&arena_, (size_t)n_rows * sizeof *rows);
+        block_append_msg *appends = sample_alloc(&arena_, (size_t)n_rows * sizeof *appends);
         m->step = (scheduler_output){.n_groups = arena_.limits.n_groups,
                                      .n_cached = n_rows,
                                      .total_scheduled_tokens = n_rows,
-                                     .cached_requests = rows};
+                                     .cached_requests = rows,
+                                     .n_appends = n_rows,
+                                     .appends = appends};
         for (int32_t i = 0; i < n_rows; i++) {
             rows[i] = (cached_request_msg){.request_id = sample_u64(r),
                                            .n_computed_tokens = sample_int(r, 1, 80),
                                            .n_scheduled_tokens = 1};
-            if (sample_int(r, 0, 5) == 0)
-                sample_blocks(&arena_, &rows[i].new_blocks, 0, 2);
+            rows[i].n_draft_tokens = sample_int(r, 0, 5) == 0 ? 1 : 0;
+            rows[i].n_scheduled_tokens += rows[i].n_draft_tokens;
+            m->step.total_scheduled_tokens += rows[i].n_draft_tokens;
+            rows[i].draft_tokens = sample_ints(&arena_, rows[i].n_draft_tokens, 9);
+            appends[i] = (block_append_msg){.request_id = rows[i].request_id};
+            sample_blocks(&arena_, &appends[i].blocks, 1, 1 + (sample_int(r, 0, 5) == 0));
         }
         return;
     }
