@@ -103,7 +103,7 @@ static void pack_chunk(const pack_job *job, uint8_t *scratch, int32_t first, int
 static void pack_rows(void *arg, int32_t thread_idx, int32_t n_threads)
 {
     const pack_job *job = arg;
-    uint8_t *scratch = job->scratch + (size_t)thread_idx * job->scratch_bytes;
+    uint8_t *scratch = job->scratch ? job->scratch + (size_t)thread_idx * job->scratch_bytes : NULL;
     int64_t n_rows = job->rows->n_rows, first = 0, last = 0;
     if (n_threads == 1) {
         for (; first < n_rows; first += job->chunk)
