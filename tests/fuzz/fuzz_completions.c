@@ -252,11 +252,20 @@ void core_loop_get_stats(const core_loop *c, core_stats *out)
     *out = (core_stats){.state = c->state,
                         .n_kv_blocks = N_KV_BLOCKS,
                         .max_model_len = MAX_LEN,
+                        .max_pool_len = MAX_LEN,
+                        .n_kv_groups = 1,
+                        .kv_groups = {{{ATTENTION_SLIDING, 20, 16}, 2}},
                         .load_done_bytes = 1,
                         .load_total_bytes = 3,
                         .device = "sim",
                         .device_name = "simulated \"one\"",
                         .why = "because \x7f\n\"of\""};
+}
+
+const kv_residency *core_loop_get_residency(const core_loop *c)
+{
+    (void)c;
+    return NULL;
 }
 
 bool core_loop_reset_prefix_cache(core_loop *c)
