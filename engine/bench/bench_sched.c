@@ -14,13 +14,13 @@
 #include "engine/bench/sched_rig.h"
 #include "engine/commands.h"
 
-#define MAX_VALUES    16
-#define MAX_ROWS      1024
-#define MAX_SAMPLES   SCHED_RIG_MAX_STEPS
-#define N_ADMISSIONS  48
-#define GOAL_STEP_US  5.0
-#define GOAL_EACH_NS  100.0
-#define GOAL_ADMIT_US 300.0
+#define MAX_VALUES     16
+#define MAX_ROWS       1024
+#define MAX_SAMPLES    SCHED_RIG_MAX_STEPS
+#define MAX_ADMISSIONS 48
+#define GOAL_STEP_US   5.0
+#define GOAL_EACH_NS   100.0
+#define GOAL_ADMIT_US  300.0
 
 typedef struct value_list {
     double values[MAX_VALUES];
@@ -214,7 +214,8 @@ static int32_t max_running(const sched_opts *o)
 static pgd_err run_pool(sched_bench *b, int32_t n_blocks, int32_t n_groups, int32_t n_running)
 {
     sched_rig *rig;
-    double us[N_ADMISSIONS];
+    double us[MAX_ADMISSIONS];
+    int32_t n_admissions = (int32_t)PGD_MIN(b->opts.n_steps, (int64_t)MAX_ADMISSIONS);
     sched_row like = {.n_blocks = n_blocks, .n_groups = n_groups, .is_just_enough = n_running > 0};
     sched_rig_opts opts = {.max_running = n_running > 0 ? n_running : max_running(&b->opts),
                            .n_blocks = n_blocks,
@@ -222,10 +223,10 @@ static pgd_err run_pool(sched_bench *b, int32_t n_blocks, int32_t n_groups, int3
     PGD_TRY(sched_rig_create(&rig, &opts));
     pgd_err err = sched_rig_age(rig);
     if (err == PGD_OK)
-        err = sched_rig_admit(us, rig, N_ADMISSIONS);
+        err = sched_rig_admit(us, rig, n_admissions);
     if (err == PGD_OK) {
-        like.admission_us = quantile(us, N_ADMISSIONS, 0.5);
-        like.admission_p99_us = quantile(us, N_ADMISSIONS, 0.99);
+        like.admission_us = quantile(us, n_admissions, 0.5);
+        like.admission_p99_us = quantile(us, n_admissions, 0.99);
     }
     if (n_running > 0 && err == PGD_OK)
         err = run_rows(b, rig, &like, n_running);
