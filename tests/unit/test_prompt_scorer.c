@@ -24,7 +24,7 @@
 #define GOLDEN_DIR "tests/golden/prompt_logprobs"
 #define MODELS_DIR "tests/data/models"
 
-enum { BLOCK_SIZE = 16, MAX_LEN = 256, MAX_BEST = 8 };
+enum { BLOCK_SIZE = 16, MAX_LEN = 352, MAX_BEST = 8 };
 static const double MAX_ERROR = 1e-4;
 
 typedef struct reader {
@@ -207,6 +207,8 @@ static void test_prompt_scorer_golden(void **state)
     compare_at_all_levels("qwen2-tiny");
     compare_at_all_levels("qwen3-tiny");
     compare_at_all_levels("smollm3-tiny");
+    compare_at_all_levels("gemma2-tiny");
+    compare_at_all_levels("llama4-tiny");
 }
 
 static void test_prompt_scorer_refuses_sizes(void **state)
