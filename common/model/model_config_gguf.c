@@ -4,33 +4,17 @@
  * the default that the writers of such files assume; a key of the wrong type is a fault, never a
  * default. Flags that GGUF does not state (biases) follow from which tensors the first layer has.
  * What would change the computation and is not implemented is refused by name rather than ignored.
+ * What differs between layers, and rope, is read in model_config_gguf_layers.c.
  */
 #include "common/model/model_config_gguf.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-typedef struct arch_traits {
-    const char *name;
-    rope_kind rope;
-    bool always_qkv_bias;
-    bool always_qk_norm;
-    int32_t no_rope_interval; /* every so-manieth layer has no rope; 0 = all have it */
-    int32_t full_interval;    /* every so-manieth layer sees all; 0 = none, if there is a window */
-    double local_theta;  /* base of sliding layers unless the file says; 0 = one base for all */
-    bool is_gemma;       /* post norms, scaled embeddings, GELU */
-    float attn_soft_cap; /* unless the file says; 0 = none */
-    float final_soft_cap;
-    int32_t wide_scale_layers; /* a model of so many layers scales attention by dim / heads instead
-                                  of the head size */
-    bool needs_experts;
-    bool is_gpt_oss; /* attention sinks, clamped gates, exact YaRN bounds */
-    bool is_llama4;  /* chunks, temperatures, norms of Q and K after rope, a shared expert */
-} arch_traits;
+#include "common/model/model_config_gguf_internal.h"
 
-static const arch_traits archs[] = {
+static const gguf_traits archs[] = {
     {.name = "llama", .rope = ROPE_ADJACENT}, /* also Mistral, Mixtral and SmolLM2 */
     {.name = "qwen2", .rope = ROPE_HALVES, .always_qkv_bias = true},
     {.name = "qwen3", .rope = ROPE_HALVES, .always_qk_norm = true},
@@ -64,22 +48,12 @@ static const arch_traits archs[] = {
 
 #define SUPPORTED_ARCHS "llama, qwen2, qwen3, smollm3, gemma2, gemma3, qwen3moe, gpt-oss, llama4"
 
-typedef struct reader {
-    model_config *cfg;
-    const gguf_file *file;
-    const arch_traits *arch;
-    pgd_why *why;
-} reader;
-
-enum { MAX_KEY = 160, INT32_LIMIT = INT32_MAX };
-
-/* "<arch>.<suffix>" */
-static void make_key(char out[MAX_KEY], const reader *r, const char *suffix)
+void model_config_gguf__key(char out[GGUF_MAX_KEY], const gguf_reader *r, const char *suffix)
 {
-    (void)snprintf(out, MAX_KEY, "%s.%s", r->arch->name, suffix);
+    (void)snprintf(out, GGUF_MAX_KEY, "%s.%s", r->arch->name, suffix);
 }
 
-static pgd_err fail_type(const reader *r, const char *key, const char *wanted)
+pgd_err model_config_gguf__fail_type(const gguf_reader *r, const char *key, const char *wanted)
 {
     return pgd_fail(r->why, PGD_EFORMAT,
                     "expected %s, got a value of another type or out of range, at metadata "
@@ -87,7 +61,7 @@ static pgd_err fail_type(const reader *r, const char *key, const char *wanted)
                     wanted, key);
 }
 
-static pgd_err fail_missing(const reader *r, const char *key)
+static pgd_err fail_missing(const gguf_reader *r, const char *key)
 {
     return pgd_fail(r->why, PGD_EFORMAT,
                     "expected metadata key %s, got none; the file is incomplete, convert "
@@ -96,14 +70,15 @@ static pgd_err fail_missing(const reader *r, const char *key)
 }
 
 /* An array with one value per layer counts as one value if all are the same. */
-static pgd_err array_to_i64(int64_t *out, const reader *r, const char *key, const gguf_value *v)
+static pgd_err array_to_i64(int64_t *out, const gguf_reader *r, const char *key,
+                            const gguf_value *v)
 {
     if (v->n_elems == 0)
-        return fail_type(r, key, "an integer or a filled array of integers");
+        return model_config_gguf__fail_type(r, key, "an integer or a filled array of integers");
     for (uint64_t i = 0; i < v->n_elems; i++) {
         int64_t elem = 0;
         if (!gguf_array_i64(v, i, &elem))
-            return fail_type(r, key, "an integer or an array of integers");
+            return model_config_gguf__fail_type(r, key, "an integer or an array of integers");
         if (i > 0 && elem != *out)
             return pgd_fail(r->why, PGD_EUNSUPPORTED,
                             "expected the same value for all layers, got %" PRId64 " and %" PRId64
@@ -114,36 +89,38 @@ static pgd_err array_to_i64(int64_t *out, const reader *r, const char *key, cons
     return PGD_OK;
 }
 
-/* *out unchanged when the key is absent and optional. */
-static pgd_err read_i32(int32_t *out, const reader *r, const char *suffix, bool is_required)
+pgd_err model_config_gguf__i32(int32_t *out, const gguf_reader *r, const char *suffix,
+                               bool is_required)
 {
-    char key[MAX_KEY];
+    char key[GGUF_MAX_KEY];
     int64_t wide = 0;
-    make_key(key, r, suffix);
+    model_config_gguf__key(key, r, suffix);
     const gguf_value *v = gguf_get_value(r->file, key);
     if (v == NULL)
         return is_required ? fail_missing(r, key) : PGD_OK;
     if (v->type == GGUF_ARRAY)
         PGD_TRY(array_to_i64(&wide, r, key, v));
     else if (!gguf_get_i64(r->file, key, &wide))
-        return fail_type(r, key, "an integer");
-    if (wide < 0 || wide > INT32_LIMIT)
+        return model_config_gguf__fail_type(r, key, "an integer");
+    if (wide < 0 || wide > INT32_MAX)
         return pgd_fail(r->why, PGD_ERANGE, "expected 0 to %d, got %" PRId64 ", at metadata key %s",
-                        INT32_LIMIT, wide, key);
+                        INT32_MAX, wide, key);
     *out = (int32_t)wide;
     return PGD_OK;
 }
 
-static pgd_err read_f64(double *out, const reader *r, const char *suffix, bool is_required)
+pgd_err model_config_gguf__f64(double *out, const gguf_reader *r, const char *suffix,
+                               bool is_required)
 {
-    char key[MAX_KEY];
-    make_key(key, r, suffix);
+    char key[GGUF_MAX_KEY];
+    model_config_gguf__key(key, r, suffix);
     if (gguf_get_value(r->file, key) == NULL)
         return is_required ? fail_missing(r, key) : PGD_OK;
-    return gguf_get_f64(r->file, key, out) ? PGD_OK : fail_type(r, key, "a number");
+    return gguf_get_f64(r->file, key, out) ? PGD_OK
+                                           : model_config_gguf__fail_type(r, key, "a number");
 }
 
-static pgd_err find_arch(reader *r)
+static pgd_err find_arch(gguf_reader *r)
 {
     gguf_string name;
     if (!gguf_get_string(r->file, "general.architecture", &name))
@@ -167,17 +144,17 @@ static pgd_err find_arch(reader *r)
         "architecture \"%s\" is not supported by this build, which runs " SUPPORTED_ARCHS, shown);
 }
 
-static pgd_err read_sizes(const reader *r)
+static pgd_err read_sizes(const gguf_reader *r)
 {
     model_config *cfg = r->cfg;
-    PGD_TRY(read_i32(&cfg->n_layers, r, "block_count", true));
-    PGD_TRY(read_i32(&cfg->dim, r, "embedding_length", true));
-    PGD_TRY(read_i32(&cfg->ffn_dim, r, "feed_forward_length", true));
-    PGD_TRY(read_i32(&cfg->max_context, r, "context_length", true));
-    PGD_TRY(read_i32(&cfg->n_heads, r, "attention.head_count", true));
+    PGD_TRY(model_config_gguf__i32(&cfg->n_layers, r, "block_count", true));
+    PGD_TRY(model_config_gguf__i32(&cfg->dim, r, "embedding_length", true));
+    PGD_TRY(model_config_gguf__i32(&cfg->ffn_dim, r, "feed_forward_length", true));
+    PGD_TRY(model_config_gguf__i32(&cfg->max_context, r, "context_length", true));
+    PGD_TRY(model_config_gguf__i32(&cfg->n_heads, r, "attention.head_count", true));
     cfg->n_kv_heads = cfg->n_heads;
-    PGD_TRY(read_i32(&cfg->n_kv_heads, r, "attention.head_count_kv", false));
-    PGD_TRY(read_i32(&cfg->head_dim, r, "attention.key_length", false));
+    PGD_TRY(model_config_gguf__i32(&cfg->n_kv_heads, r, "attention.head_count_kv", false));
+    PGD_TRY(model_config_gguf__i32(&cfg->head_dim, r, "attention.key_length", false));
     if (cfg->head_dim == 0) {
         if (cfg->n_heads <= 0 || cfg->dim % cfg->n_heads != 0)
             return pgd_fail(
@@ -188,184 +165,21 @@ static pgd_err read_sizes(const reader *r)
         cfg->head_dim = cfg->dim / cfg->n_heads;
     }
     int32_t value_length = cfg->head_dim;
-    PGD_TRY(read_i32(&value_length, r, "attention.value_length", false));
+    PGD_TRY(model_config_gguf__i32(&value_length, r, "attention.value_length", false));
     if (value_length != cfg->head_dim)
         return pgd_fail(r->why, PGD_EUNSUPPORTED,
                         "expected equal sizes of keys and values, got %" PRId32 " and %" PRId32
                         ", at metadata key %s.attention.value_length",
                         cfg->head_dim, value_length, r->arch->name);
     double eps = 0;
-    PGD_TRY(read_f64(&eps, r, "attention.layer_norm_rms_epsilon", true));
+    PGD_TRY(model_config_gguf__f64(&eps, r, "attention.layer_norm_rms_epsilon", true));
     cfg->norm_eps = (float)eps;
     return PGD_OK;
 }
 
-/* "attention.sliding_window_pattern": a flag for each layer, or every how manieth layer sees all. */
-static pgd_err read_window_pattern(const reader *r, int32_t *interval)
+static pgd_err refuse_options(const gguf_reader *r)
 {
-    static const char suffix[] = "attention.sliding_window_pattern";
-    model_config *cfg = r->cfg;
-    char key[MAX_KEY];
-    make_key(key, r, suffix);
-    const gguf_value *v = gguf_get_value(r->file, key);
-    if (v == NULL || v->type != GGUF_ARRAY)
-        return read_i32(interval, r, suffix, false);
-    if (v->n_elems != (uint64_t)cfg->n_layers || cfg->n_layers > MODEL_MAX_LAYERS)
-        return fail_type(r, key, "one value per layer");
-    *interval = 0;
-    for (int32_t i = 0; i < cfg->n_layers; i++) {
-        bool is_sliding = false;
-        if (!gguf_array_bool(v, (uint64_t)i, &is_sliding))
-            return fail_type(r, key, "an array of flags");
-        cfg->layer_attention[i] = is_sliding ? ATTENTION_SLIDING : ATTENTION_FULL;
-    }
-    return PGD_OK;
-}
-
-/* No key says what all these models share: chunks of 8,192 tokens, unless it is the window's, in
- * layers with rope, and temperatures in those without. A window of 0: no chunks, rope everywhere. */
-static pgd_err read_llama4(const reader *r)
-{
-    model_config *cfg = r->cfg;
-    int32_t chunk = 8192, n_experts = 0;
-    cfg->temperature_floor = 8192;
-    cfg->temperature_scale = 0.1;
-    PGD_TRY(read_i32(&chunk, r, "attention.sliding_window", false));
-    PGD_TRY(read_i32(&cfg->temperature_floor, r, "attention.temperature_length", false));
-    PGD_TRY(read_f64(&cfg->temperature_scale, r, "attention.temperature_scale", false));
-    PGD_TRY(read_i32(&n_experts, r, "expert_count", false));
-    cfg->qk_l2_norm = n_experts != 128; /* the model with so many was made without */
-    for (int32_t i = 0; i < PGD_MIN(cfg->n_layers, MODEL_MAX_LAYERS) && chunk > 0; i++) {
-        if ((i + 1) % r->arch->no_rope_interval != 0) {
-            cfg->layer_attention[i] = ATTENTION_CHUNKED;
-            cfg->attention_chunk = chunk;
-        }
-    }
-    return PGD_OK;
-}
-
-/* Which layers see a window only. */
-static pgd_err read_windows(const reader *r)
-{
-    model_config *cfg = r->cfg;
-    int32_t window = 0, interval = r->arch->full_interval;
-    if (r->arch->is_llama4)
-        return read_llama4(r);
-    PGD_TRY(read_i32(&window, r, "attention.sliding_window", false));
-    if (window == 0)
-        return PGD_OK;
-    for (int32_t i = 0; i < MODEL_MAX_LAYERS; i++)
-        cfg->layer_attention[i] = ATTENTION_SLIDING;
-    PGD_TRY(read_window_pattern(r, &interval));
-    for (int32_t i = interval; i >= 1 && i <= MODEL_MAX_LAYERS; i += interval)
-        cfg->layer_attention[i - 1] = ATTENTION_FULL;
-    for (int32_t i = 0; i < PGD_MIN(cfg->n_layers, MODEL_MAX_LAYERS); i++) {
-        if (cfg->layer_attention[i] == ATTENTION_SLIDING)
-            cfg->sliding_window = window;
-    }
-    return PGD_OK;
-}
-
-/* Scale and caps of attention, and what else no key says. */
-static pgd_err read_scale(const reader *r)
-{
-    model_config *cfg = r->cfg;
-    double scale = 0, attn_cap = (double)r->arch->attn_soft_cap;
-    double final_cap = (double)r->arch->final_soft_cap;
-    cfg->scales_embed = cfg->post_norms = r->arch->is_gemma;
-    cfg->act = r->arch->is_gemma ? FFN_ACT_GELU_TANH : FFN_ACT_SILU;
-    cfg->attn_scale = 1.0 / sqrt((double)cfg->head_dim);
-    if (!r->arch->is_gemma)
-        return PGD_OK;
-    if (cfg->n_layers == r->arch->wide_scale_layers && cfg->n_heads > 0)
-        cfg->attn_scale = 1.0 / sqrt((double)cfg->dim / cfg->n_heads);
-    PGD_TRY(read_f64(&scale, r, "attention.scale", false));
-    PGD_TRY(read_f64(&attn_cap, r, "attn_logit_softcapping", false));
-    PGD_TRY(read_f64(&final_cap, r, "final_logit_softcapping", false));
-    if (scale != 0)
-        cfg->attn_scale = scale;
-    cfg->attn_soft_cap = (float)attn_cap;
-    cfg->final_soft_cap = (float)final_cap;
-    return PGD_OK;
-}
-
-static bool string_is(const gguf_string *s, const char *text)
-{
-    return s->n_bytes == strlen(text) && memcmp(s->data, text, s->n_bytes) == 0;
-}
-
-/* The truncation of the bounds is no key: files of gpt-oss were made for exact ones. */
-static pgd_err read_yarn(const reader *r)
-{
-    model_config *cfg = r->cfg;
-    double factor = 1.0, yarn_factor = 1.0;
-    cfg->rope_scaling = ROPE_SCALING_YARN;
-    cfg->rope_beta_fast = 32.0;
-    cfg->rope_beta_slow = 1.0;
-    cfg->rope_truncates = !r->arch->is_gpt_oss;
-    if (cfg->rope_original_context == 0)
-        cfg->rope_original_context = cfg->max_context;
-    PGD_TRY(read_f64(&cfg->rope_beta_fast, r, "rope.scaling.yarn_beta_fast", false));
-    PGD_TRY(read_f64(&cfg->rope_beta_slow, r, "rope.scaling.yarn_beta_slow", false));
-    PGD_TRY(read_f64(&factor, r, "rope.scaling.attn_factor", false));
-    PGD_TRY(read_f64(&yarn_factor, r, "rope.scaling.yarn_attn_factor", false));
-    cfg->rope_attention_factor = factor * yarn_factor;
-    if (cfg->rope_factor > 1.0)
-        cfg->rope_attention_factor *= 0.1 * log(cfg->rope_factor) + 1.0;
-    return PGD_OK;
-}
-
-static pgd_err read_rope_scaling(const reader *r)
-{
-    model_config *cfg = r->cfg;
-    char key[MAX_KEY];
-    gguf_string type = {"linear", 6};
-    double factor = 0;
-    make_key(key, r, "rope.scaling.type");
-    if (gguf_get_value(r->file, key) != NULL && !gguf_get_string(r->file, key, &type))
-        return fail_type(r, key, "a string");
-    PGD_TRY(read_f64(&factor, r, "rope.scale_linear", false)); /* the old name */
-    PGD_TRY(read_f64(&factor, r, "rope.scaling.factor", false));
-    PGD_TRY(
-        read_i32(&cfg->rope_original_context, r, "rope.scaling.original_context_length", false));
-    if (string_is(&type, "none") || factor == 0.0 || factor == 1.0)
-        return PGD_OK;
-    cfg->rope_factor = factor;
-    if (string_is(&type, "linear"))
-        cfg->rope_scaling = ROPE_SCALING_LINEAR;
-    else if (string_is(&type, "yarn"))
-        return read_yarn(r);
-    else
-        return pgd_fail(
-            r->why, PGD_EUNSUPPORTED,
-            "expected rope scaling none, linear or yarn, got another kind, at metadata key %s",
-            key);
-    return PGD_OK;
-}
-
-static pgd_err read_rope(const reader *r)
-{
-    model_config *cfg = r->cfg;
-    cfg->rope = r->arch->rope;
-    cfg->rope_dim = cfg->head_dim;
-    PGD_TRY(read_i32(&cfg->rope_dim, r, "rope.dimension_count", false));
-    cfg->rope_theta = 10000.0;
-    PGD_TRY(read_f64(&cfg->rope_theta, r, "rope.freq_base", false));
-    if (r->arch->local_theta != 0.0) {
-        cfg->rope_local_theta = r->arch->local_theta;
-        PGD_TRY(read_f64(&cfg->rope_local_theta, r, "rope.freq_base_swa", false));
-    }
-    cfg->has_rope_freqs = gguf_get_tensor(r->file, "rope_freqs.weight") != NULL;
-    for (int32_t i = 0; i < MODEL_MAX_LAYERS; i++)
-        cfg->layer_has_rope[i] = r->arch->no_rope_interval == 0 ||
-                                 (i + 1) % r->arch->no_rope_interval != 0 ||
-                                 (r->arch->is_llama4 && cfg->attention_chunk == 0);
-    return read_rope_scaling(r);
-}
-
-static pgd_err refuse_options(const reader *r)
-{
-    char key[MAX_KEY];
+    char key[GGUF_MAX_KEY];
     bool is_causal = true;
     int64_t n_parts = 1;
     if (gguf_get_i64(r->file, "split.count", &n_parts) && n_parts > 1)
@@ -373,7 +187,7 @@ static pgd_err refuse_options(const reader *r)
                         "expected a whole model, got one of %" PRId64
                         " parts (split.count); merge them into one GGUF file",
                         n_parts);
-    make_key(key, r, "attention.causal");
+    model_config_gguf__key(key, r, "attention.causal");
     if (gguf_get_bool(r->file, key, &is_causal) && !is_causal)
         return pgd_fail(
             r->why, PGD_EUNSUPPORTED,
@@ -381,7 +195,7 @@ static pgd_err refuse_options(const reader *r)
     return PGD_OK;
 }
 
-static bool layer_has(const reader *r, int32_t layer, const char *what)
+static bool layer_has(const gguf_reader *r, int32_t layer, const char *what)
 {
     char name[64];
     (void)snprintf(name, sizeof(name), "blk.%" PRId32 ".%s", layer, what);
@@ -389,15 +203,15 @@ static bool layer_has(const reader *r, int32_t layer, const char *what)
 }
 
 /* Kinds of experts that the architectures here do not have. */
-static pgd_err refuse_expert_options(const reader *r)
+static pgd_err refuse_expert_options(const gguf_reader *r)
 {
     enum { GATE_SOFTMAX = 1, GATE_SOFTMAX_CHOSEN = 3 };
     int32_t n_shared = 0, n_groups = 0, gate = GATE_SOFTMAX;
     double scale = 1.0;
-    PGD_TRY(read_i32(&n_shared, r, "expert_shared_count", false));
-    PGD_TRY(read_i32(&n_groups, r, "expert_group_count", false));
-    PGD_TRY(read_i32(&gate, r, "expert_gating_func", false));
-    PGD_TRY(read_f64(&scale, r, "expert_weights_scale", false));
+    PGD_TRY(model_config_gguf__i32(&n_shared, r, "expert_shared_count", false));
+    PGD_TRY(model_config_gguf__i32(&n_groups, r, "expert_group_count", false));
+    PGD_TRY(model_config_gguf__i32(&gate, r, "expert_gating_func", false));
+    PGD_TRY(model_config_gguf__f64(&scale, r, "expert_weights_scale", false));
     if (n_shared > 0 || n_groups > 1 || (gate != GATE_SOFTMAX && gate != GATE_SOFTMAX_CHOSEN) ||
         (scale != 0.0 && scale != 1.0))
         return pgd_fail(r->why, PGD_EUNSUPPORTED,
@@ -409,23 +223,23 @@ static pgd_err refuse_expert_options(const reader *r)
 }
 
 /* A layer has experts when it has a router. */
-static pgd_err read_experts(const reader *r)
+static pgd_err read_experts(const gguf_reader *r)
 {
     model_config *cfg = r->cfg;
-    char key[MAX_KEY];
+    char key[GGUF_MAX_KEY];
     bool norms = true;
     int32_t first = -1;
-    PGD_TRY(read_i32(&cfg->n_experts, r, "expert_count", r->arch->needs_experts));
+    PGD_TRY(model_config_gguf__i32(&cfg->n_experts, r, "expert_count", r->arch->needs_experts));
     if (cfg->n_experts == 0)
         return PGD_OK;
     if (!r->arch->is_llama4)
         PGD_TRY(refuse_expert_options(r));
-    PGD_TRY(read_i32(&cfg->n_experts_chosen, r, "expert_used_count", true));
+    PGD_TRY(model_config_gguf__i32(&cfg->n_experts_chosen, r, "expert_used_count", true));
     cfg->expert_ffn_dim = cfg->ffn_dim;
-    PGD_TRY(read_i32(&cfg->expert_ffn_dim, r, "expert_feed_forward_length", false));
-    make_key(key, r, "expert_weights_norm");
+    PGD_TRY(model_config_gguf__i32(&cfg->expert_ffn_dim, r, "expert_feed_forward_length", false));
+    model_config_gguf__key(key, r, "expert_weights_norm");
     if (gguf_get_value(r->file, key) != NULL && !gguf_get_bool(r->file, key, &norms))
-        return fail_type(r, key, "a flag");
+        return model_config_gguf__fail_type(r, key, "a flag");
     cfg->expert_gate = norms ? EXPERT_GATE_SOFTMAX_CHOSEN : EXPERT_GATE_SOFTMAX_ALL;
     if (r->arch->is_llama4) {
         cfg->expert_gate = EXPERT_GATE_SIGMOID;
@@ -456,7 +270,7 @@ static void set_gpt_oss(model_config *cfg)
     cfg->attn_sinks = true;
 }
 
-static pgd_err read_tensor_flags(const reader *r)
+static pgd_err read_tensor_flags(const gguf_reader *r)
 {
     model_config *cfg = r->cfg;
     const gguf_tensor *embedding = gguf_get_tensor(r->file, "token_embd.weight");
@@ -465,11 +279,11 @@ static pgd_err read_tensor_flags(const reader *r)
             r->why, PGD_EFORMAT,
             "expected a matrix \"token_embd.weight\", got %s; the file holds no whole model",
             embedding == NULL ? "none" : "another shape");
-    if (embedding->dims[0] > INT32_LIMIT)
+    if (embedding->dims[0] > INT32_MAX)
         return pgd_fail(r->why, PGD_ERANGE,
                         "expected at most %d rows, got %" PRId64
                         ", at tensor \"token_embd.weight\"",
-                        INT32_LIMIT, embedding->dims[0]);
+                        INT32_MAX, embedding->dims[0]);
     cfg->vocab_size = (int32_t)embedding->dims[0];
     cfg->tied_head = gguf_get_tensor(r->file, "output.weight") == NULL;
     cfg->qkv_bias =
@@ -481,7 +295,7 @@ static pgd_err read_tensor_flags(const reader *r)
 }
 
 /* Every tokenizer.ggml.*_token_id, known or not, must lie in the vocabulary. */
-static pgd_err check_special_ids(const reader *r)
+static pgd_err check_special_ids(const gguf_reader *r)
 {
     static const char prefix[] = "tokenizer.ggml.";
     static const char ending[] = "_token_id";
@@ -493,14 +307,14 @@ static pgd_err check_special_ids(const reader *r)
         if (key.n_bytes < prefix_bytes + ending_bytes ||
             memcmp(key.data, prefix, prefix_bytes) != 0 ||
             memcmp(key.data + key.n_bytes - ending_bytes, ending, ending_bytes) != 0 ||
-            key.n_bytes >= MAX_KEY)
+            key.n_bytes >= GGUF_MAX_KEY)
             continue;
-        char name[MAX_KEY];
+        char name[GGUF_MAX_KEY];
         int64_t id = 0;
         memcpy(name, key.data, key.n_bytes);
         name[key.n_bytes] = '\0';
         if (v->type == GGUF_ARRAY || !gguf_get_i64(r->file, name, &id))
-            return fail_type(r, name, "a token id");
+            return model_config_gguf__fail_type(r, name, "a token id");
         if (id < 0 || id >= r->cfg->vocab_size)
             return pgd_fail(r->why, PGD_ERANGE,
                             "expected a token id of 0 to %" PRId32 ", got %" PRId64
@@ -510,7 +324,7 @@ static pgd_err check_special_ids(const reader *r)
     return PGD_OK;
 }
 
-static pgd_err add_eos(const reader *r, int64_t id)
+static pgd_err add_eos(const gguf_reader *r, int64_t id)
 {
     model_config *cfg = r->cfg;
     for (int32_t i = 0; i < cfg->n_eos_ids; i++) {
@@ -526,7 +340,7 @@ static pgd_err add_eos(const reader *r, int64_t id)
 
 /* Many files name one end token only, though a chat model ends its turn with another. The usual end
  * markers count too, where the vocabulary has them as control tokens. */
-static pgd_err add_end_markers(const reader *r)
+static pgd_err add_end_markers(const gguf_reader *r)
 {
     static const char *const markers[] = {"<|im_end|>", "<|eot_id|>", "<|end_of_text|>",
                                           "<|endoftext|>", "<end_of_turn>"};
@@ -549,14 +363,14 @@ static pgd_err add_end_markers(const reader *r)
         if (!gguf_array_i64(types, (uint64_t)id, &type) || type != TOKEN_TYPE_CONTROL)
             continue;
         for (size_t i = 0; i < PGD_ARRAY_LEN(markers); i++) {
-            if (string_is(&token, markers[i]))
+            if (model_config_gguf__is(&token, markers[i]))
                 PGD_TRY(add_eos(r, id));
         }
     }
     return PGD_OK;
 }
 
-static pgd_err read_ids(const reader *r)
+static pgd_err read_ids(const gguf_reader *r)
 {
     static const char *const end_keys[] = {"tokenizer.ggml.eos_token_id",
                                            "tokenizer.ggml.eot_token_id",
@@ -583,7 +397,7 @@ static bool read_sampling(float *out, const gguf_file *file, const char *key)
 }
 
 /* The author's sampling defaults, which converters copy from generation_config.json. */
-static void read_generation(const reader *r)
+static void read_generation(const gguf_reader *r)
 {
     model_config *cfg = r->cfg;
     int64_t top_k = 0;
@@ -593,14 +407,14 @@ static void read_generation(const reader *r)
     cfg->has_repetition_penalty =
         read_sampling(&cfg->gen_repetition_penalty, r->file, "general.sampling.penalty_repeat");
     if (gguf_get_i64(r->file, "general.sampling.top_k", &top_k) && top_k >= -1 &&
-        top_k <= INT32_LIMIT) {
+        top_k <= INT32_MAX) {
         cfg->has_top_k = true;
         cfg->gen_top_k = (int32_t)top_k;
     }
 }
 
 /* Printable ASCII and UTF-8 as they are, control characters as '?'. */
-static void read_name(const reader *r)
+static void read_name(const gguf_reader *r)
 {
     gguf_string name;
     char *out = r->cfg->name;
@@ -617,14 +431,12 @@ static void read_name(const reader *r)
 pgd_err model_config_gguf_read(model_config *out, const gguf_file *file, pgd_why *why)
 {
     *out = (model_config){.main_dtype = DTYPE_NONE, .bos_id = -1, .pad_id = -1};
-    reader r = {.cfg = out, .file = file, .why = why};
+    gguf_reader r = {.cfg = out, .file = file, .why = why};
     PGD_TRY(find_arch(&r));
     read_name(&r);
     PGD_TRY(refuse_options(&r));
     PGD_TRY(read_sizes(&r));
-    PGD_TRY(read_windows(&r));
-    PGD_TRY(read_scale(&r));
-    PGD_TRY(read_rope(&r));
+    PGD_TRY(model_config_gguf__layers(&r));
     PGD_TRY(read_tensor_flags(&r));
     PGD_TRY(read_experts(&r));
     if (r.arch->is_gpt_oss)
