@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "common/mem.h"
+#include "tests/sim/sim_events.h"
 #include "tests/sim/sim_oracle.h"
 #include "tests/sim/sim_state.h"
 
@@ -332,6 +333,7 @@ static void check_all(sim_state *s)
     sim_oracle_check_lookup(s);
     sim_oracle_check_eviction(s);
     sim_oracle_check_published(s);
+    sim_events_check(s);
 }
 
 static void run_op(sim_state *s, const sim_op *op)
@@ -438,6 +440,7 @@ static void create_scheduler(sim_state *s)
         .n_groups = c->n_groups,
         .groups = groups,
         .hash_seed = seed,
+        .kv_events = sim_events_begin(s),
         .on_token = on_token,
         .on_finished = on_finished,
         .on_release = on_release,
