@@ -90,6 +90,11 @@ static pgd_err check_model(const model_config *cfg, const load_msg *msg, pgd_why
         return pgd_fail(why, PGD_EUNSUPPORTED,
                         "expected an encoder head size of at most %d, got %" PRId32,
                         KV_PAGE_MAX_HEAD_DIM, cfg->encdec.head_dim);
+    if (cfg->is_encoder_decoder && msg->max_model_len > cfg->max_context)
+        return pgd_fail(why, PGD_EPROTO,
+                        "expected a length of at most the %" PRId32
+                        " positions that the model has learned, got %" PRId32,
+                        cfg->max_context, msg->max_model_len);
     if (msg->max_encoder_tokens < cfg->encdec.max_source ||
         (!cfg->is_encoder_decoder && msg->max_encoder_tokens > 0))
         return pgd_fail(why, PGD_EPROTO,

@@ -159,6 +159,10 @@ static const hf_traits archs[] = {
      .model_type = "bart",
      .default_context = 1024,
      .is_encdec = true},
+    {.class_name = "BartModel", /* the same, stored without a head: it is the embedding anyway */
+     .model_type = "bart",
+     .default_context = 1024,
+     .is_encdec = true},
 };
 
 #define SUPPORTED_ARCHS                                                              \

@@ -48,6 +48,11 @@ pgd_err core_sizes_init(core_sizes *out, const config *cfg, const model_config *
     if (out->max_model_len < 2)
         return pgd_fail(why, PGD_EINVAL, "max_model_len: expected at least 2, got %d",
                         out->max_model_len);
+    if (out->max_model_len > model_len && model != NULL && model->is_encoder_decoder)
+        return pgd_fail(why, PGD_EINVAL,
+                        "max_model_len: expected at most %d, as many positions as the model has "
+                        "learned, got %d",
+                        model_len, out->max_model_len);
     if (out->max_model_len > model_len)
         log_warn("core", "max_model_len=%d is more than the %d positions the model was made for",
                  out->max_model_len, model_len);

@@ -145,6 +145,8 @@ def test_run_and_inspect(tmp_path):
     assert result.returncode == 0 and result.stdout.decode(errors="replace") == case["text"]
     result = paged(*run, "-p", "a b c " * 500)
     assert result.returncode == 64 and b"expected 1 to 320 (the model's encoder)" in result.stderr
+    result = paged(*run, "--max-model-len", 321, "-p", "a")
+    assert result.returncode == 64 and b"max_model_len: expected at most 320" in result.stderr, result
     text = paged("inspect", BART).stdout.decode()
     assert re.search(r"^encoder +2 layers, 3 heads of 16 values, feed-forward 80, input of at most 320 tokens$", text, re.M), text
     assert "this build can run it: yes" in text

@@ -434,6 +434,12 @@ static void test_encdec_runner_bounds_encoder_tokens(void **state)
     assert_int_equal(g.runner->vtbl->load(g.runner, &load, &done, NULL, NULL, &why), PGD_EPROTO);
     assert_non_null(strstr(why.text, "expected at least 320 encoder tokens in a step, got 319"));
     stop_worker(&g);
+    load.max_encoder_tokens = MAX_SOURCE;
+    load.max_model_len = MAX_SOURCE + 1; /* there is no row for the last position */
+    assert_int_equal(model_runner_create(&g.runner, "cpu", &why), PGD_OK);
+    assert_int_equal(g.runner->vtbl->load(g.runner, &load, &done, NULL, NULL, &why), PGD_EPROTO);
+    assert_non_null(strstr(why.text, "320 positions that the model has learned, got 321"));
+    stop_worker(&g);
 }
 
 int main(void)
