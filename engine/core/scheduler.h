@@ -87,7 +87,8 @@ typedef struct scheduler_stats {
     uint64_t n_prefix_hit_tokens;
     uint64_t n_external_hit_tokens; /* loaded by the connector */
     uint64_t n_preemptions;
-    uint64_t n_prompt_tokens;            /* admitted, counted once per request at first admission */
+    uint64_t n_prompt_tokens;            /* admitted, counted once per request at first admission;
+                                            here and in the next two with encoder tokens */
     uint64_t n_prompt_computed_tokens;   /* scheduled for the first time */
     uint64_t n_prompt_recomputed_tokens; /* again, after a preemption or a lost worker */
     uint64_t n_generated_tokens;

@@ -205,6 +205,9 @@ static void record_new(scheduler *s, request *r, int32_t n)
         s->encoder_inputs[s->step.n_encoder_inputs++] =
             (encoder_input_msg){.request_id = r->id, .n_tokens = r->n_encoder_tokens};
         s->step.encoder_budget -= r->n_encoder_tokens;
+        *(r->n_prompt_seen == 0 ? &s->stats.n_prompt_computed_tokens
+                                : &s->stats.n_prompt_recomputed_tokens) +=
+            (uint64_t)r->n_encoder_tokens;
     }
     kv_manager_get_table(&msg->blocks, s->kv, r);
 }
@@ -214,7 +217,7 @@ static void count_first_admission(scheduler *s, request *r, int32_t n_cached)
     r->num_cached_tokens = n_cached;
     s->stats.n_external_hit_tokens += (uint64_t)r->n_external_tokens;
     r->n_prompt_seen = n_cached;
-    s->stats.n_prompt_tokens += (uint64_t)r->n_prompt_tokens;
+    s->stats.n_prompt_tokens += (uint64_t)r->n_prompt_tokens + (uint64_t)r->n_encoder_tokens;
     if (s->opts.enable_prefix_caching && !r->skip_prefix_lookup) {
         s->stats.n_prefix_queries_tokens += (uint64_t)r->n_tokens;
         s->stats.n_prefix_hit_tokens += (uint64_t)(n_cached - r->n_external_tokens);

@@ -63,8 +63,10 @@ def together(daemon, n_each=3, meanwhile=lambda: None):
 
 
 def test_together(bart):
+    before = bart.idle()["vllm:prompt_tokens_total"]
     together(bart)
-    bart.idle()
+    n_prompt = sum(len(c["encoder_ids"]) + 1 for c in CASES) * 3  # the decoder's first token is one, too
+    assert bart.idle()["vllm:prompt_tokens_total"] == before + n_prompt
 
 
 def test_preempted_and_killed(daemons):

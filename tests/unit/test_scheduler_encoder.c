@@ -113,6 +113,10 @@ static void test_scheduler_encoder_preempted_goes_again(void **state)
     scheduler_get_stats(f.s, &stats);
     assert_true(stats.n_preemptions > 0);
     assert_int_equal(n_again, 1 + (int)stats.n_preemptions);
+    assert_int_equal(stats.n_prompt_tokens, 2 * 41);
+    assert_int_equal(stats.n_prompt_computed_tokens, 2 * 41);
+    assert_in_range(stats.n_prompt_recomputed_tokens, 41 * stats.n_preemptions,
+                    41 * stats.n_preemptions);
     assert_int_equal(stats.n_blocks_free, stats.n_blocks_total);
     fix_deinit(&f);
 }
