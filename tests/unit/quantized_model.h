@@ -137,6 +137,27 @@ static inline void quantized__block_q6_k(uint8_t *out, const float *x)
 }
 
 /* One block of type from the values x; block_elems of them. */
+/* The largest magnitude falls on 4 or 6 of the scale; of two codes as near the lower one. */
+static inline void quantized__block_mxfp4(uint8_t *out, const float *x)
+{
+    static const float values[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    float max = 0;
+    uint8_t codes[32];
+    for (int i = 0; i < 32; i++)
+        max = PGD_MAX(max, fabsf(x[i]));
+    int exponent = max > 0 ? ilogbf(max) - 2 : -127;
+    out[0] = (uint8_t)(exponent + 127);
+    for (int i = 0; i < 32; i++) {
+        float scaled = ldexpf(fabsf(x[i]), -exponent);
+        uint8_t best = 0;
+        for (uint8_t c = 1; c < 8; c++)
+            best = fabsf(scaled - values[c]) < fabsf(scaled - values[best]) ? c : best;
+        codes[i] = (uint8_t)(best | (x[i] < 0 ? 8 : 0));
+    }
+    for (int j = 0; j < 16; j++)
+        out[1 + j] = (uint8_t)(codes[j] | codes[j + 16] << 4);
+}
+
 static inline void quantized__block(uint8_t *out, const float *x, dtype type)
 {
     uint16_t h;
@@ -156,6 +177,9 @@ static inline void quantized__block(uint8_t *out, const float *x, dtype type)
         break;
     case DTYPE_Q6_K:
         quantized__block_q6_k(out, x);
+        break;
+    case DTYPE_MXFP4:
+        quantized__block_mxfp4(out, x);
         break;
     case DTYPE_Q4_K:
     case DTYPE_Q5_K:

@@ -565,6 +565,14 @@ static void test_model_mutations_tiny_hybrid(void **state)
     damage_tiny_directory("tests/data/models/gemma3-tiny", true);
 }
 
+static void test_model_mutations_experts(void **state)
+{
+    (void)state;
+    damage_tiny_directory("tests/data/models/gptoss-tiny", true);
+    damage_tiny_directory("tests/data/models/mixtral-tiny", false);
+    damage_tiny_directory("tests/data/models/qwen3moe-tiny", true);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -575,6 +583,7 @@ int main(void)
         cmocka_unit_test(test_model_mutations_safetensors_length),
         cmocka_unit_test(test_model_mutations_safetensors_truncated),
         cmocka_unit_test(test_model_mutations_config_files),
+        cmocka_unit_test(test_model_mutations_experts),
         cmocka_unit_test(test_model_mutations_hybrid_config),
         cmocka_unit_test(test_model_mutations_shard_index),
         cmocka_unit_test(test_model_mutations_tiny_gguf),

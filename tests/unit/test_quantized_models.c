@@ -64,6 +64,7 @@ static const model_case cases[] = {
     {"Q4_K", false, {{"", DTYPE_Q4_K}}},
     {"Q5_K", false, {{"", DTYPE_Q5_K}}},
     {"Q6_K", false, {{"", DTYPE_Q6_K}}},
+    {"MXFP4", false, {{"", DTYPE_MXFP4}}},
     /* As common mixtures are: V apart from Q and K, in some layers only. */
     {"mixed-k",
      false,
@@ -421,6 +422,8 @@ static size_t row_256_bytes(dtype type, bool in_panels)
         return 8 * (2 + 32);
     case DTYPE_Q4_0:
         return 8 * (2 + 16);
+    case DTYPE_MXFP4:
+        return 8 * (1 + 16);
     case DTYPE_Q4_1:
         return 8 * (4 + 16);
     case DTYPE_Q5_0:
