@@ -527,6 +527,17 @@ static pgd_err read_record(reader *r, const wire_record *rec, uint8_t *msg)
     return PGD_OK;
 }
 
+static pgd_err decode_record(reader *r, wire_type type, const wire_record *rec, void *msg)
+{
+    if (rec != NULL)
+        PGD_TRY(read_record(r, rec, msg));
+    if (r->pos != r->n_bytes)
+        return pgd_fail(r->why, PGD_EPROTO,
+                        "frame: expected the end of message %s at byte %zu, got %zu bytes",
+                        wire_type_name(type), r->pos, r->n_bytes);
+    return PGD_OK;
+}
+
 pgd_err wire_decode(void *msg, wire_scratch *scratch, const void *frame, size_t n_bytes,
                     wire_type type, const wire_record *rec, const wire_limits *limits, pgd_why *why)
 {
@@ -545,11 +556,8 @@ pgd_err wire_decode(void *msg, wire_scratch *scratch, const void *frame, size_t 
                 .scratch = scratch,
                 .limits = limits,
                 .why = why};
-    if (rec != NULL)
-        PGD_TRY(read_record(&r, rec, msg));
-    if (r.pos != n_bytes)
-        return pgd_fail(why, PGD_EPROTO,
-                        "frame: expected the end of message %s at byte %zu, got %zu bytes",
-                        wire_type_name(type), r.pos, n_bytes);
-    return PGD_OK;
+    mem_forbid();
+    pgd_err err = decode_record(&r, type, rec, msg);
+    mem_permit();
+    return err;
 }
