@@ -146,6 +146,34 @@ static void record_running(scheduler *s, request *r, int32_t n)
     s->step.n_appends += has_new;
 }
 
+static bool is_ready(const request *r)
+{
+    return r->status == REQUEST_WAITING || r->status == REQUEST_PREEMPTED;
+}
+
+static request *newer_holder(request *a, request *b)
+{
+    if (b->kv_row < 0)
+        return a;
+    if (a == NULL || b->arrival_us > a->arrival_us ||
+        (b->arrival_us == a->arrival_us && b->id > a->id))
+        return b;
+    return a;
+}
+
+/* Of those that wait with blocks that were loaded for them, the newest one that must not be served
+ * before r: r would only preempt itself for it and be admitted again ahead of it, for ever. */
+static request *find_idle_holder(const scheduler *s, const request *r)
+{
+    bool is_fcfs = s->opts.policy == SCHEDULER_FCFS;
+    request *newest = NULL;
+    for (request *w = NULL; (w = request_queue_next(s->waiting, w)) != NULL;) {
+        if (is_ready(w) && (is_fcfs || w->priority >= r->priority))
+            newest = newer_holder(newest, w);
+    }
+    return newest;
+}
+
 /* Finds room for a running request, at the cost of others if need be. False when it was preempted
  * itself. */
 static bool make_slots(scheduler *s, request *r, int32_t n, int32_t *idx)
@@ -157,6 +185,11 @@ static bool make_slots(scheduler *s, request *r, int32_t n, int32_t *idx)
     };
     while (!kv_manager_allocate(&s->appends[s->step.n_appends].blocks, s->kv, r, &alloc)) {
         request *victim = choose_victim(s);
+        request *holder = victim == r ? find_idle_holder(s, r) : NULL;
+        if (holder != NULL) {
+            scheduler__drop_progress(s, holder, holder->num_computed_tokens);
+            continue;
+        }
         if (victim->running_idx < *idx)
             --*idx;
         preempt(s, victim);
@@ -312,16 +345,6 @@ static bool is_at_rest(const scheduler *s)
     return s->n_running == 0 && s->n_records == 0 && s->n_loading == 0 && list_is_empty(&s->held);
 }
 
-static request *newer_holder(request *a, request *b)
-{
-    if (b->kv_row < 0)
-        return a;
-    if (a == NULL || b->arrival_us > a->arrival_us ||
-        (b->arrival_us == a->arrival_us && b->id > a->id))
-        return b;
-    return a;
-}
-
 /* When nothing runs, loads or is in flight, only waiting requests can hold the blocks that the head
  * lacks: the newest of them gives its blocks back. */
 static bool release_holder(scheduler *s, const request *head)
@@ -339,11 +362,6 @@ static bool release_holder(scheduler *s, const request *head)
         return false;
     scheduler__drop_progress(s, newest, newest->num_computed_tokens);
     return true;
-}
-
-static bool is_ready(const request *r)
-{
-    return r->status == REQUEST_WAITING || r->status == REQUEST_PREEMPTED;
 }
 
 static void put_aside(scheduler *s, request *r)

@@ -465,6 +465,38 @@ static void test_scheduler_load_late_token_is_appended(void **state)
     }
 }
 
+/* A request that runs alone takes the blocks of one that waits with its own loaded: if it preempted
+ * itself it would be admitted again ahead of the other, and so on for ever. */
+static void test_scheduler_load_holder_gives_way_to_what_runs(void **state)
+{
+    (void)state;
+    scheduler_opts opts = fix_opts();
+    opts.n_blocks = 6;
+    opts.enable_prefix_caching = false;
+    init(opts);
+    request *r0 = FIX_ADD(&f, .n_prompt = 32, .max_tokens = 40);
+    request *r1 = FIX_ADD(&f, .n_prompt = 33, .max_tokens = 4);
+    script_hit(1, 32, true);
+    fix_step(&f);
+    assert_int_equal(r1->status, REQUEST_WAITING_FOR_REMOTE_KVS);
+    fix_step(&f);
+    assert_int_equal(fix_n_free(&f), 0);
+    push_event(KV_EVENT_LOADED, 1, 32);
+    scripts[1].match.kind = KV_MATCH_NONE;
+    fix_step(&f);
+    assert_int_equal(r1->status, REQUEST_WAITING);
+    assert_true(r1->kv_row >= 0);
+    while (r0->n_tokens < 50)
+        fix_step(&f);
+    assert_true(r1->kv_row < 0);
+    assert_int_equal(r0->num_preemptions, 0);
+    for (int turn = 0; turn < 40 && f.n_finished[1] == 0; turn++)
+        fix_step(&f);
+    assert_int_equal(f.n_finished[0], 1);
+    assert_int_equal(f.n_finished[1], 1);
+    fix_deinit(&f);
+}
+
 static void test_scheduler_load_lost_worker(void **state)
 {
     (void)state;
@@ -671,6 +703,7 @@ int main(void)
         cmocka_unit_test(test_scheduler_load_sc8_leaves_promised_blocks),
         cmocka_unit_test(test_scheduler_load_sc5a_preempted_comes_back_as_preempted),
         cmocka_unit_test(test_scheduler_load_late_token_is_appended),
+        cmocka_unit_test(test_scheduler_load_holder_gives_way_to_what_runs),
         cmocka_unit_test(test_scheduler_load_lost_worker),
         cmocka_unit_test(test_scheduler_load_is_not_released_for_the_head),
         cmocka_unit_test(test_scheduler_load_holder_set_aside_is_released),
