@@ -49,6 +49,12 @@ static inline uint64_t sim_chain_encoder(int32_t salt, int32_t pos)
     return hash_u64(sim_chain_start(salt) + (uint64_t)pos + 0xe0c);
 }
 
+/* Token pos of the encoder's input. */
+static inline token_id sim_encoder_token(int32_t salt, int32_t pos)
+{
+    return sim_chain_sample(sim_chain_encoder(salt, pos));
+}
+
 /* Token i of the request's prompt. */
 static inline token_id sim_prompt_token(const sim_request *q, int32_t i)
 {

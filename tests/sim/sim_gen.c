@@ -147,6 +147,8 @@ static void draw_config(sim_config *c, int32_t config_idx)
     c->max_num_batched_tokens = 8 + rnd(SIM_MAX_BATCH - 8);
     c->long_prefill_token_threshold = chance(30) ? 1 + rnd(20) : 0;
     c->max_queued_requests = 8 + rnd(32);
+    if (f.model == MODEL_CROSS && chance(60))
+        c->max_encoder_tokens = sim_max_encoder(c) + rnd(SIM_MAX_ENCODER);
     c->policy = f.has_priority ? SCHEDULER_PRIORITY : SCHEDULER_FCFS;
     c->enable_prefix_caching = f.has_cache;
     c->depth = f.is_deep ? 2 + chance(30) : 1;

@@ -182,6 +182,7 @@ bool sim_oracle_fits(const sim_config *c, int32_t n_total_tokens, int32_t n_enco
     if (c->long_prefill_token_threshold > 0)
         n_at_once = PGD_MIN(n_at_once, c->long_prefill_token_threshold);
     return n_blocks <= c->n_blocks - 1 && n_encoder <= sim_max_encoder(c) &&
+           (c->max_encoder_tokens == 0 || n_encoder <= c->max_encoder_tokens) &&
            (c->enable_chunked_prefill || n_at_once <= c->max_num_batched_tokens);
 }
 
@@ -304,6 +305,12 @@ void sim_oracle_check_head(const sim_state *s, const scheduler_output *out)
     SIM_CHECK(s, out->n_new == 0 || n_free >= 0 || !is_exact,
               "after an admission %d free blocks are missing for those admitted before", -n_free);
     int32_t n_left = s->config->max_num_batched_tokens - out->total_scheduled_tokens;
+    int32_t n_encoder = 0;
+    for (int32_t i = 0; i < out->n_encoder_inputs; i++)
+        n_encoder += out->encoder_inputs[i].n_tokens;
+    if (r != NULL && s->config->max_encoder_tokens > 0 &&
+        n_encoder + r->n_encoder_tokens > s->config->max_encoder_tokens)
+        return;
     if (r == NULL || r->kv_row >= 0 || s->config->has_tier != 0 || out->n_preempted > 0 ||
         n_left == 0 || s->sched->n_running == s->config->max_num_seqs)
         return;

@@ -125,6 +125,7 @@ static void on_release(void *arg, request *r)
 static void add_request(sim_state *s, const sim_request *q)
 {
     static token_id prompt[SIM_MAX_LEN];
+    static token_id encoder[SIM_MAX_ENCODER];
     const sim_config *c = s->config;
     sim_life *life = &s->lives[q->id];
     life->request = q;
@@ -135,13 +136,15 @@ static void add_request(sim_state *s, const sim_request *q)
         prompt[i] = sim_prompt_token(q, i);
         life->chain = sim_chain_next(life->chain, prompt[i]);
     }
+    for (int32_t i = 0; i < q->n_encoder; i++)
+        encoder[i] = sim_encoder_token(q->salt, i);
     const token_id eos = SIM_EOS;
     char salt[2] = {(char)('0' + q->salt), '\0'};
     request_opts opts = {.id = (uint64_t)q->id,
                          .prompt = prompt,
                          .n_prompt_tokens = q->n_prompt,
                          .n_encoder_tokens = q->n_encoder,
-                         .encoder_tokens = prompt, /* any: nobody looks at them */
+                         .encoder_tokens = encoder,
                          .max_tokens = q->max_tokens,
                          .max_model_len = c->max_model_len,
                          .eos_ids = &eos,
@@ -432,6 +435,7 @@ static void create_scheduler(sim_state *s)
         .long_prefill_token_threshold = c->long_prefill_token_threshold,
         .max_model_len = c->max_model_len,
         .max_queued_requests = c->max_queued_requests,
+        .max_encoder_tokens = c->max_encoder_tokens,
         .policy = (scheduler_policy)c->policy,
         .enable_chunked_prefill = c->enable_chunked_prefill != 0,
         .enable_prefix_caching = c->enable_prefix_caching != 0,

@@ -24,6 +24,7 @@ static const member config_members[] = {
     MEMBER(sim_config, long_prefill_token_threshold, 0, SIM_MAX_LEN),
     MEMBER(sim_config, max_model_len, 2, SIM_MAX_LEN),
     MEMBER(sim_config, max_queued_requests, 1, SIM_MAX_REQUESTS),
+    MEMBER(sim_config, max_encoder_tokens, 0, 1000),
     MEMBER(sim_config, policy, 0, 1),
     MEMBER(sim_config, enable_chunked_prefill, 0, 1),
     MEMBER(sim_config, enable_prefix_caching, 0, 1),

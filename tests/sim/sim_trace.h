@@ -47,7 +47,8 @@ typedef struct sim_config {
     int32_t long_prefill_token_threshold;
     int32_t max_model_len;
     int32_t max_queued_requests;
-    int32_t policy; /* scheduler_policy */
+    int32_t max_encoder_tokens; /* of a step, 0 = any number */
+    int32_t policy;             /* scheduler_policy */
     int32_t enable_chunked_prefill;
     int32_t enable_prefix_caching;
     int32_t is_async;

@@ -248,6 +248,7 @@ static sim_row *add_row(sim_worker *w, const new_request_msg *msg)
     row->n_tokens = msg->n_tokens;
     row->n_computed = msg->n_computed_tokens;
     row->n_drafts = 0;
+    row->must_encode = false;
     row->is_encoded = false;
     memset(row->rejected_in, 0, sizeof row->rejected_in);
     memcpy(row->tokens, msg->tokens, (size_t)msg->n_tokens * sizeof *msg->tokens);
@@ -257,6 +258,14 @@ static sim_row *add_row(sim_worker *w, const new_request_msg *msg)
     if (msg->n_prompt_tokens != row->request->n_prompt)
         FAULT(w, "request %d is sent with a prompt of %d tokens, expected %d", (int)row->id,
               msg->n_prompt_tokens, row->request->n_prompt);
+    if (msg->n_encoder_tokens != row->request->n_encoder)
+        FAULT(w, "request %d is sent with %d encoder tokens, expected %d", (int)row->id,
+              msg->n_encoder_tokens, row->request->n_encoder);
+    for (int32_t i = 0; i < msg->n_encoder_tokens && !is_faulty(w); i++) {
+        if (msg->encoder_tokens[i] != sim_encoder_token(row->request->salt, i))
+            FAULT(w, "request %d is sent with encoder token %d at %d", (int)row->id,
+                  msg->encoder_tokens[i], i);
+    }
     if (row->n_scores > 0 && row->n_computed > 0)
         FAULT(w, "request %d wants prompt logprobs but begins at %d", (int)row->id,
               row->n_computed);
@@ -501,6 +510,27 @@ static void check_common_prefix(sim_worker *w, const scheduler_output *out)
     }
 }
 
+/* Each input goes through the encoder once, whole, before the decoder's first tokens. */
+static void check_encoder_inputs(sim_worker *w, const scheduler_output *out)
+{
+    int32_t n_tokens = 0;
+    for (int32_t i = 0; i < out->n_encoder_inputs; i++) {
+        const encoder_input_msg *input = &out->encoder_inputs[i];
+        sim_row *row = find_row(w, input->request_id);
+        n_tokens += input->n_tokens;
+        if (row == NULL || row->must_encode || row->is_encoded ||
+            input->n_tokens != row->request->n_encoder) {
+            FAULT(w, "request %d: %d encoder tokens, unknown, twice or not all",
+                  (int)input->request_id, input->n_tokens);
+            return;
+        }
+        row->must_encode = true;
+    }
+    if (w->config->max_encoder_tokens > 0 && n_tokens > w->config->max_encoder_tokens)
+        FAULT(w, "%d encoder tokens in a step, at most %d", n_tokens,
+              w->config->max_encoder_tokens);
+}
+
 static void apply(sim_worker *w, const scheduler_output *out)
 {
     int32_t n_appended = 0;
@@ -526,6 +556,7 @@ static void apply(sim_worker *w, const scheduler_output *out)
     }
     if (is_faulty(w))
         return;
+    check_encoder_inputs(w, out);
     zero_blocks(w, out);
     check_zeroed(w, out);
     check_common_prefix(w, out);
@@ -571,9 +602,10 @@ static void write_share(sim_worker *w, const sim_share *share)
         row->chain[i + 1] = sim_chain_next(row->chain[i], row->tokens[i]);
     for (int32_t g = 0; g < w->config->n_groups; g++) {
         if (w->config->groups[g].kind == ATTENTION_CROSS) {
-            for (int32_t pos = 0; pos < row->request->n_encoder && !row->is_encoded; pos++)
+            for (int32_t pos = 0; pos < row->request->n_encoder && row->must_encode; pos++)
                 write_slot(w, share, g, pos, sim_chain_encoder(row->request->salt, pos));
-            row->is_encoded = true;
+            row->is_encoded = row->is_encoded || row->must_encode;
+            row->must_encode = false;
             continue;
         }
         for (int32_t pos = share->first; pos < share->first + share->n; pos++)

@@ -32,7 +32,8 @@ typedef struct sim_row {
     uint64_t chain[SIM_MAX_TOKENS + 1]; /* chain[i]: history of the first i tokens */
     int32_t n_drafts;                   /* its last proposal */
     token_id drafts[PGD_MAX_DRAFT_TOKENS];
-    bool is_encoded; /* cross attention: the encoder's part is written */
+    bool must_encode; /* in this step */
+    bool is_encoded;  /* cross attention: the encoder's part is written */
     /* Drafts that recent steps rejected, by step id; the engine counts them until it has seen those
      * results. */
     uint64_t rejected_in[SIM_MAX_IN_FLIGHT];
