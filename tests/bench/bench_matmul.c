@@ -1,12 +1,14 @@
 /* Speed of the matrix products, as shares of what this machine can do in the same minute.
  *
- *   bench_matmul [-t threads] [-r rounds] [-i isa] [-m smol|1b] [-c cpu] [type ...]
+ *   bench_matmul [-t threads] [-r rounds] [-i isa] [-m smol|1b|experts] [-c cpu] [type ...]
  *
  * Roofs: reading memory with one or several streams, f32 fma and int8 dot products from registers. One
  * "model" is the set of matrices of a decoder (each layer its own memory, so that caches do not
  * hold the weights); its time for 1 row is set against the packed bytes over the read rate, for
- * more rows against the operations over the peak. The best of the rounds counts: on a shared
- * machine the others show the neighbours.
+ * more rows against the operations over the peak. "experts" is one layer of a mixture, 8 of 64
+ * experts for each row, as grouped products; its packed bytes are those of the experts that some row
+ * chose, and both shares are told. The best of the rounds counts: on a shared machine the others show
+ * the neighbours.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -307,6 +309,92 @@ static void run_model(const bench *b, const model *m, dtype type)
         mem_free_aligned(out[i], (size_t)MAX_ROWS * MAX_N * sizeof(float));
 }
 
+/* --- a mixture of experts --- */
+
+enum { N_EXPERTS = 64, N_CHOSEN = 8, EXPERT_DIM = 2048, EXPERT_FFN = 768, MAX_TOKENS = 64 };
+
+/* Random distinct experts for each of n_tokens rows, as moe_route sorts them; the number of experts
+ * that have rows. */
+static int32_t choose_experts(int32_t group_start[N_EXPERTS + 1], int32_t n_tokens)
+{
+    int32_t n_rows[N_EXPERTS] = {0}, n_filled = 0;
+    for (int32_t t = 0; t < n_tokens; t++) {
+        uint64_t taken = 0;
+        for (int32_t k = 0; k < N_CHOSEN;) {
+            uint32_t e = rng() % N_EXPERTS;
+            if ((taken >> e & 1) != 0)
+                continue;
+            taken |= UINT64_C(1) << e;
+            n_rows[e]++;
+            k++;
+        }
+    }
+    group_start[0] = 0;
+    for (int32_t e = 0; e < N_EXPERTS; e++) {
+        group_start[e + 1] = group_start[e] + n_rows[e];
+        n_filled += n_rows[e] > 0;
+    }
+    return n_filled;
+}
+
+static void run_experts(const bench *b, dtype type)
+{
+    static const int32_t token_counts[] = {1, 2, 4, 16, MAX_TOKENS};
+    static const int32_t shapes[2][2] = {{2 * EXPERT_FFN, EXPERT_DIM}, {EXPERT_DIM, EXPERT_FFN}};
+    static packed_weight w[2][N_EXPERTS];
+    size_t n_bytes[2], max_values = (size_t)MAX_TOKENS * N_CHOSEN * EXPERT_DIM;
+    double pack_s = 0;
+    for (int i = 0; i < 2; i++)
+        n_bytes[i] = b->impl->packed_bytes(type, shapes[i][0], shapes[i][1]);
+    size_t all_bytes = N_EXPERTS * (n_bytes[0] + n_bytes[1]), used = 0;
+    char *weights = mem_alloc_aligned(all_bytes, 64);
+    float *x = mem_alloc_aligned(max_values * sizeof(float), 64);
+    float *out = mem_alloc_aligned(max_values * sizeof(float), 64);
+    PGD_ASSERT(weights != NULL && x != NULL && out != NULL);
+    for (int i = 0; i < 2; i++) {
+        for (int32_t e = 0; e < N_EXPERTS; e++, used += n_bytes[i])
+            w[i][e] = make_weight(b, weights + used, type, shapes[i][0], shapes[i][1], &pack_s);
+    }
+    for (size_t i = 0; i < max_values; i++)
+        x[i] = (float)(int32_t)rng() * 0x1p-31f;
+    bool is_float = type == DTYPE_F32 || type == DTYPE_F16 || type == DTYPE_BF16;
+    double peak = is_float ? b->fma_gflop_s : b->int8_gop_s;
+    printf("%-7s %-5s %6.1f MB;", "experts", dtype_name((int32_t)type), (double)all_bytes * 1e-6);
+    for (size_t k = 0; k < PGD_ARRAY_LEN(token_counts); k++) {
+        double best_bw = 0, best_ops = 0, best_rows_s = 0;
+        for (int round = 0; round < 4 * b->n_rounds; round++) {
+            int32_t group_start[N_EXPERTS + 1];
+            int32_t n_filled = choose_experts(group_start, token_counts[k]);
+            double values = 0, start = now_s();
+            for (int i = 0; i < 2; i++) {
+                matmul_args args = {.x = x,
+                                    .x_stride = shapes[i][1],
+                                    .n_rows = token_counts[k] * N_CHOSEN,
+                                    .n_in = shapes[i][1],
+                                    .n_weights = 1,
+                                    .weights = {w[i]},
+                                    .out = {out},
+                                    .out_stride = {shapes[i][0]},
+                                    .group_start = group_start,
+                                    .n_groups = N_EXPERTS};
+                PGD_ASSERT(b->impl->run(&args, (kernel_ctx *)&b->ctx) == PGD_OK);
+                values += (double)args.n_rows * shapes[i][0] * shapes[i][1];
+            }
+            double s = now_s() - start;
+            double moved = (double)n_filled * (double)(n_bytes[0] + n_bytes[1]);
+            best_bw = PGD_MAX(best_bw, moved * 1e-9 / s / b->read_gb_s);
+            best_ops = PGD_MAX(best_ops, 2 * values * 1e-9 / s / peak);
+            best_rows_s = PGD_MAX(best_rows_s, token_counts[k] / s);
+        }
+        printf(" %d: %.0f/s %.2f bw %.2f;", (int)token_counts[k], best_rows_s, best_bw, best_ops);
+        fflush(stdout);
+    }
+    printf("\n");
+    mem_free_aligned(weights, all_bytes);
+    mem_free_aligned(x, max_values * sizeof(float));
+    mem_free_aligned(out, max_values * sizeof(float));
+}
+
 int main(int argc, char **argv)
 {
     static const dtype all[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q8_0,
@@ -351,6 +439,13 @@ int main(int argc, char **argv)
             if (wanted)
                 run_model(&b, &models[m], all[t]);
         }
+    }
+    for (size_t t = 0; t < PGD_ARRAY_LEN(all); t++) {
+        bool wanted = i >= argc;
+        for (int a = i; a < argc; a++)
+            wanted |= dtype_parse(argv[a]) == all[t];
+        if (wanted && (only_model == NULL || strcmp(only_model, "experts") == 0))
+            run_experts(&b, all[t]);
     }
     measure_roofs(&b);
     mem_free_aligned(read_buffer, READ_BYTES);
