@@ -50,7 +50,9 @@ def run(model, prompt, tmp_path, *flags):
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_greedy_tokens_of_every_form(form, daemons, tmp_path):
+def test_greedy_tokens_of_every_form(form, daemons, tmp_path, monkeypatch):
+    if "mxfp4" in form.name:  # the same weights, but the fast levels round activations for that type
+        monkeypatch.setenv("PGD_CPU_ISA", "ref")
     name = form.parent.name if form.is_file() else form.name
     cases = golden_cases(LOGITS / f"{name}.bin")
     d = daemons("--kv-cache-dtype", "f32", model=form)
