@@ -1,5 +1,5 @@
 /* Prompts are chunked by one block per step, so that a whole crowd is admitted in one step whatever
- * its number, and their lengths differ by up to a block, so that in each later step an equal share of
+ * its number, and their lengths differ within a block, so that in each later step an equal share of
  * the requests fills a block.
  *
  * A prompt's first tokens are the same whenever the request of that index comes, the rest is new each
@@ -351,7 +351,7 @@ static pgd_err start_crowd(sched_rig *g, int32_t n_running, double hit_rate, int
     g->first_id = g->next_id;
     for (int32_t i = 0; i < n_running; i++) {
         request *r;
-        PGD_TRY(make_request(&r, g, (uint64_t)i + 1, PROMPT + i % BLOCK, n_common,
+        PGD_TRY(make_request(&r, g, (uint64_t)i + 1, PROMPT + 1 + i % BLOCK, n_common,
                              n_steps + 2 * WARM_STEPS));
         PGD_TRY(add(g, r));
     }
