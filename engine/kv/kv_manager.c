@@ -231,6 +231,10 @@ static bool passes_gate(const kv_manager *m, const request *r, const kv_alloc *a
                         int32_t n_computed)
 {
     kv_need need = need_of_all(m, r, n_computed);
+    /* Its hits do not count as its own, since others may keep them: who alone holds blocks may have
+     * all of them. */
+    if (r->kv_row >= 0 && m->n_free_rows == m->max_holders - 1)
+        return true;
     int32_t n_needed = kv_coordinator_n_at_most(m->coordinator, r->kv_row, a->hit, &need, NULL);
     return (int64_t)n_needed + a->n_spare_blocks + n_reserved(m, r) <= block_pool_n_free(m->pool);
 }

@@ -182,6 +182,39 @@ static void test_kv_manager_groups_promise_counts_own_blocks(void **state)
     kv_manager_destroy(m);
 }
 
+/* What was loaded behind a hit is admitted to the smallest pool, once nobody else holds blocks: the
+ * gate must not want room for the window beside the hit. */
+static void test_kv_manager_groups_loaded_behind_a_hit_fits_alone(void **state)
+{
+    (void)state;
+    const kv_group_spec spec = spec_of(ATTENTION_SLIDING, 2, 6);
+    kv_manager *m = new_groups(1 + 7, &spec, 1, true, 6); /* ceil((5 + 6) / 2) + 1 */
+    request *r0 = new_range(0, 2, 2);
+    request *r1 = new_range(0, 15, 2);
+    request *r2 = new_range(500, 2, 2);
+    assert_true(alloc(NULL, m, r0, 2));
+    give_back(m, r0);
+    kv_alloc load = {.hit = kv_manager_lookup(m, r1),
+                     .n_external_tokens = 4,
+                     .is_admission = true,
+                     .is_load = true};
+    assert_int_equal(load.hit->n_tokens, 2);
+    assert_true(kv_manager_allocate(NULL, m, r1, &load));
+    r1->num_computed_tokens = 6;
+    kv_alloc a = {.n_new_tokens = 6, .is_admission = true, .must_fit_whole = true};
+    assert_true(alloc(NULL, m, r2, 2));
+    assert_false(kv_manager_allocate(NULL, m, r1, &a));
+    give_back(m, r2);
+    assert_true(kv_manager_allocate(NULL, m, r1, &a));
+    r1->num_computed_tokens = 12;
+    assert_true(alloc(NULL, m, r1, 3));
+    give_back(m, r1);
+    request_destroy(r0);
+    request_destroy(r1);
+    request_destroy(r2);
+    kv_manager_destroy(m);
+}
+
 static kv_group_spec draw_spec(uint64_t *seed)
 {
     attention_kind kind = (attention_kind)oracle_random(seed, 3);
@@ -375,6 +408,7 @@ int main(void)
         cmocka_unit_test(test_kv_manager_groups_chunked_alone_needs_no_cache),
         cmocka_unit_test(test_kv_manager_groups_promise_follows_the_window),
         cmocka_unit_test(test_kv_manager_groups_promise_counts_own_blocks),
+        cmocka_unit_test(test_kv_manager_groups_loaded_behind_a_hit_fits_alone),
         cmocka_unit_test(test_kv_manager_groups_admitted_prefills_finish),
         cmocka_unit_test(test_kv_manager_groups_would_fit_is_what_happens),
         cmocka_unit_test(test_kv_manager_groups_cross_blocks_come_once),

@@ -101,7 +101,8 @@ static void test_scheduler_kv_encoder_blocks_in_the_message(void **state)
     fix_answer_all(&f);
     assert_true(fix_schedule(&f));
     assert_int_equal(f.out.n_new, 0);
-    assert_int_equal(f.out.cached_requests[0].new_blocks.n_blocks[1], 0);
+    for (int32_t i = 0; i < f.out.n_appends; i++)
+        assert_int_equal(f.out.appends[i].blocks.n_blocks[1], 0);
     run(1);
     assert_int_equal(f.n_tokens[0], 30);
     assert_int_equal(f.n_tokens[2], 30);
