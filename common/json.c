@@ -266,7 +266,7 @@ pgd_err json_get_i64(int64_t *out, const cJSON *object, const char *name, int64_
         return pgd_fail(why, PGD_EINVAL, "%s: expected an integer, got %g", name, v);
     /* 2^63 itself is a double but no int64_t. */
     if (v < (double)min || v > (double)max || v >= 9223372036854775808.0)
-        return pgd_fail(why, PGD_ERANGE, "%s: expected %lld to %lld, got %.0f", name,
+        return pgd_fail(why, PGD_ERANGE, "%s: expected %lld to %lld, got %.16g", name,
                         (long long)min, (long long)max, v);
     *out = (int64_t)v;
     return PGD_OK;

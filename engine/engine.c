@@ -240,6 +240,17 @@ static void adapt_to_encoder(engine *e)
         log_info("engine", "generation_config: left out here: %s", encoder->ignored);
 }
 
+/* A value out of range in a model's file is no fault of usage. */
+static pgd_err read_model(engine *e, bool is_sim, pgd_why *why)
+{
+    pgd_err err = model_file_open(&e->model, e->model_path, why);
+    if (err == PGD_OK && !is_sim)
+        err = model_file_check_runnable(e->model, why);
+    if (err == PGD_OK)
+        err = tokenizer_create(&e->tok, e->model, why);
+    return err == PGD_EINVAL || err == PGD_ERANGE ? PGD_EFORMAT : err;
+}
+
 pgd_err engine_create(engine **out, uv_loop_t *loop, const config *cfg, pgd_why *why)
 {
     engine *e = mem_calloc(1, sizeof(*e));
@@ -263,11 +274,7 @@ pgd_err engine_create(engine **out, uv_loop_t *loop, const config *cfg, pgd_why 
     err = check_device(cfg, why);
     if (err != PGD_OK)
         goto fail;
-    err = model_file_open(&e->model, e->model_path, why);
-    if (err == PGD_OK && !is_sim)
-        err = model_file_check_runnable(e->model, why);
-    if (err == PGD_OK)
-        err = tokenizer_create(&e->tok, e->model, why);
+    err = read_model(e, is_sim, why);
     if (err == PGD_OK)
         err = load_hash_seed(e, why);
     bool is_apart = cfg->worker[0] != 0 && !is_sim; /* perhaps on another host */

@@ -22,6 +22,7 @@ static const gguf_traits archs[] = {
     {.name = "gemma2",
      .rope = ROPE_HALVES,
      .full_interval = 2,
+     .default_window = 4096,
      .is_gemma = true,
      .attn_soft_cap = 50,
      .final_soft_cap = 30,

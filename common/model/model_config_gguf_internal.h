@@ -20,6 +20,7 @@ typedef struct gguf_traits {
     bool always_qk_norm;
     int32_t no_rope_interval; /* every so-manieth layer has no rope; 0 = all have it */
     int32_t full_interval;    /* every so-manieth layer sees all; 0 = none, if there is a window */
+    int32_t default_window;   /* of files older than the key; 0 = none */
     double local_theta;  /* base of sliding layers unless the file says; 0 = one base for all */
     bool is_gemma;       /* post norms, scaled embeddings, GELU */
     float attn_soft_cap; /* unless the file says; 0 = none */

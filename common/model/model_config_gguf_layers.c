@@ -58,7 +58,7 @@ static pgd_err read_llama4(const gguf_reader *r)
 static pgd_err read_windows(const gguf_reader *r)
 {
     model_config *cfg = r->cfg;
-    int32_t window = 0, interval = r->arch->full_interval;
+    int32_t window = r->arch->default_window, interval = r->arch->full_interval;
     if (r->arch->is_llama4)
         return read_llama4(r);
     PGD_TRY(model_config_gguf__i32(&window, r, "attention.sliding_window", false));

@@ -214,6 +214,13 @@ static pgd_err find_arch(reader *r)
     for (size_t i = 0; i < n; i++)
         shown[i] = got[i] >= 0x20 && got[i] < 0x7f ? got[i] : '?';
     shown[n] = '\0';
+    if (json_get(r->json, "text_config") != NULL)
+        return pgd_fail(
+            r->why, PGD_EUNSUPPORTED,
+            "architecture \"%s\" is a language model (\"text_config\") within a larger "
+            "one, which is not supported by this build; use a GGUF file of the language "
+            "model, or a directory that holds it alone",
+            shown);
     return pgd_fail(
         r->why, PGD_EUNSUPPORTED,
         "architecture \"%s\" is not supported by this build, which runs " SUPPORTED_ARCHS, shown);

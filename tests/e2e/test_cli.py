@@ -31,6 +31,9 @@ def files(tmp_path_factory):
     (d / "text.gguf").write_text("hello\n")
     (d / "unknown").mkdir()
     (d / "unknown" / "config.json").write_text('{"architectures":["FooForCausalLM"],"model_type":"foo"}')
+    (d / "range").mkdir()
+    (d / "range" / "config.json").write_text('{"architectures":["LlamaForCausalLM"],"num_hidden_layers":-1}')
+    (d / "range" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     (d / "conf").write_text("[server]\nprot = 1\nport = 90\n")
     (d / "noexec").write_text("#!/bin/sh\n")
     return d
@@ -66,6 +69,7 @@ RUN = ("run", "--model", "{tiny}", "-n", "2", "-p", "hi")
     (("serve", "--port", "0", "--model", "{files}/cut.gguf"), MODEL, "cut.gguf"),
     (("serve", "--port", "0", "--model", "{files}/text.gguf"), MODEL, "expected a GGUF file"),
     (("serve", "--port", "0", "--model", "{files}/unknown"), MODEL, "unknown"),
+    (("serve", "--port", "0", "--model", "{files}/range"), MODEL, "num_hidden_layers: expected 0 to 2147483647, got -1"),
     (("serve", "--port", "0", "--model", "/dev/zero"), SYSTEM, "expected a regular file"),
     ((*RUN, "--max-model-len", "1"), USAGE, "max_model_len: expected at least 2"),
     ((*RUN, "--num-kv-blocks", "1"), USAGE, "num_kv_blocks: expected 0 or at least 2"),

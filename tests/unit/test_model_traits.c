@@ -92,6 +92,15 @@ static void test_model_traits_hf_windows(void **state)
              "layer_types");
     hf_fails("Qwen3ForCausalLM", ",\"sliding_window\":24" TYPES REST, PGD_ERANGE, "sliding window");
     hf_fails("MistralForCausalLM", ",\"sliding_window\":-1", PGD_ERANGE, "sliding_window");
+    hf_fails("MistralForCausalLM", ",\"sliding_window\":1e300", PGD_ERANGE, "got 1e+300");
+}
+
+static void test_model_traits_hf_within_another(void **state)
+{
+    (void)state;
+    hf_fails("Gemma3ForConditionalGeneration", ",\"text_config\":{\"num_hidden_layers\":8}",
+             PGD_EUNSUPPORTED, "use a GGUF file of the language model");
+    hf_fails("GemmaForCausalLM", "", PGD_EUNSUPPORTED, "which runs LlamaForCausalLM");
 }
 
 static void test_model_traits_hf_gemma2(void **state)
@@ -250,7 +259,7 @@ static void test_model_traits_gguf_gemma(void **state)
     builder_kv_f32(&b, "gemma2.final_logit_softcapping", 10);
     c = gguf_ok(&b);
     assert_true(c.attn_scale == 0.25 && c.attn_soft_cap == 20.0f && c.final_soft_cap == 10.0f);
-    assert_int_equal(c.sliding_window, 0);
+    assert_int_equal(c.sliding_window, 4096); /* files older than the key */
 
     begin_gguf(&b, "gemma3", 8);
     builder_kv_u32(&b, "gemma3.attention.sliding_window", 24);
@@ -330,6 +339,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_model_traits_hf_windows),
+        cmocka_unit_test(test_model_traits_hf_within_another),
         cmocka_unit_test(test_model_traits_hf_gemma2),
         cmocka_unit_test(test_model_traits_hf_gemma3),
         cmocka_unit_test(test_model_traits_hf_llama4),
