@@ -207,7 +207,7 @@ static void schedule_running(scheduler *s)
             PGD_PREFETCH(s->running[i + 2 * SCHEDULER_PREFETCH]);
         if (i + SCHEDULER_PREFETCH < s->n_running) {
             const request *next = s->running[i + SCHEDULER_PREFETCH];
-            kv_manager_prefetch_row(s->kv, next, next->num_computed_tokens + 1);
+            kv_manager_prefetch_row(s->kv, next, next->num_computed_tokens + 1, next->n_tokens);
         }
         if (i + SCHEDULER_PREFETCH / 2 < s->n_running)
             kv_manager_prefetch_skips(s->kv, s->running[i + SCHEDULER_PREFETCH / 2]);

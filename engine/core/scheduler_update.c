@@ -276,7 +276,7 @@ static void prefetch(const scheduler *s, const step_record *record, int32_t i)
     if (near < record->n_entries) {
         const request *r = record->entries[near].r;
         PGD_PREFETCH(r->tokens + r->n_tokens);
-        kv_manager_prefetch_row(s->kv, r, r->n_tokens + 1);
+        kv_manager_prefetch_row(s->kv, r, 0, r->n_tokens + 1);
     }
 }
 
@@ -301,8 +301,11 @@ pgd_err scheduler_update(scheduler *s, const step_result *result)
         apply_entry(s, &record->entries[i], result, k >= 0 ? &result->results[k] : NULL,
                     p >= 0 ? &result->prompt_results[p] : NULL);
     }
-    for (int32_t i = 0; i < s->n_to_publish; i++)
+    for (int32_t i = 0; i < s->n_to_publish; i++) {
+        if (i + SCHEDULER_PREFETCH < s->n_to_publish)
+            kv_manager_prefetch_found(s->kv, s->to_publish[i + SCHEDULER_PREFETCH]);
         publish_known(s, s->to_publish[i]);
+    }
     close_holes(s);
     s->first_record = (s->first_record + 1) % SCHEDULER_MAX_STEPS_IN_FLIGHT;
     s->n_records--;

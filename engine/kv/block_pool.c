@@ -142,8 +142,15 @@ static void unlink_hash(block_pool *p, block_id id)
 static void look_ahead(block_pool *p)
 {
     block_id id = block_queue_look_ahead(&p->free_queue);
-    if (id >= 0 && p->blocks[id].group_id >= 0)
-        PGD_PREFETCH(&p->buckets[bucket_of(p, &p->blocks[id].hash, p->blocks[id].group_id)]);
+    const block_record *b = id >= 0 ? &p->blocks[id] : NULL;
+    if (b == NULL || b->group_id < 0)
+        return;
+    if (b->chain_prev >= 0)
+        PGD_PREFETCH(&p->blocks[b->chain_prev]);
+    else
+        PGD_PREFETCH(&p->buckets[bucket_of(p, &b->hash, b->group_id)]);
+    if (b->chain_next >= 0)
+        PGD_PREFETCH(&p->blocks[b->chain_next]);
 }
 
 bool block_pool_get_new(block_id *out, block_pool *p, int32_t n_blocks)

@@ -98,7 +98,15 @@ static pgd_err choose_ops(kv_coordinator *c, const kv_coordinator_opts *opts)
 
 static pgd_err create_parts(kv_coordinator *c, const kv_coordinator_opts *opts)
 {
+    /* Whole lines of the cache: a request that grows waits for one, not for one per group. */
+    size_t row_bytes = PGD_ROUND_UP((size_t)opts->n_groups * sizeof *c->rows, (size_t)64);
     PGD_TRY(find_alignment(&c->alignment_tokens, opts));
+    if (opts->n_rows < 1)
+        return PGD_EINVAL;
+    c->rows_bytes = (size_t)opts->n_rows * row_bytes;
+    c->rows = mem_alloc_aligned(c->rows_bytes, 64);
+    if (c->rows == NULL)
+        return PGD_ENOMEM;
     while (c->n_groups < opts->n_groups) {
         int32_t g = c->n_groups;
         kv_group_opts group_opts = {
@@ -112,6 +120,8 @@ static pgd_err create_parts(kv_coordinator *c, const kv_coordinator_opts *opts)
             .alignment_tokens = c->alignment_tokens,
             .n_drop = n_drop_of(opts, g),
             .n_rows = opts->n_rows,
+            .rows = c->rows + g,
+            .row_bytes = row_bytes,
             .max_model_len = opts->max_model_len,
             .max_unfinished_tokens = opts->max_unfinished_tokens,
         };
@@ -147,6 +157,7 @@ void kv_coordinator_destroy(kv_coordinator *c)
         return;
     for (int32_t g = 0; g < c->n_groups; g++)
         kv_group_manager_deinit(&c->groups[g]);
+    mem_free_aligned(c->rows, c->rows_bytes);
     mem_free(c);
 }
 

@@ -46,6 +46,8 @@ struct kv_coordinator {
                                  size */
     int32_t n_groups;
     kv_group_manager groups[PGD_MAX_KV_GROUPS];
+    kv_group_row *rows; /* [n_rows], of all groups side by side, row_bytes apart */
+    size_t rows_bytes;
     int32_t n_sets;
     int32_t
         n_closed_sets; /* the first ones: any shorter prefix of a hit is a hit (full attention) */

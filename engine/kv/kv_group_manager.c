@@ -13,8 +13,8 @@
 static pgd_err check_opts(const kv_group_opts *o)
 {
     const kv_group_spec *spec = &o->spec;
-    if (spec->ops == NULL || spec->block_size < 1 || o->n_rows < 1 || o->max_model_len < 1 ||
-        o->max_unfinished_tokens < 0)
+    if (spec->ops == NULL || spec->block_size < 1 || o->n_rows < 1 || o->rows == NULL ||
+        o->max_model_len < 1 || o->max_unfinished_tokens < 0)
         return PGD_EINVAL;
     if (spec->window < (spec->ops->skipped_tokens != NULL ? 1 : 0))
         return PGD_EINVAL;
@@ -38,6 +38,8 @@ pgd_err kv_group_manager_init(kv_group_manager *g, const kv_group_opts *opts)
         .is_cached = opts->is_cached,
         .n_drop = opts->n_drop,
         .n_rows = opts->n_rows,
+        .rows = opts->rows,
+        .row_bytes = opts->row_bytes,
     };
     PGD_TRY(check_opts(opts));
     const kv_group_spec *spec = &opts->spec;
@@ -57,10 +59,9 @@ pgd_err kv_group_manager_init(kv_group_manager *g, const kv_group_opts *opts)
     if (!mem_mul(&n_entries, (size_t)g->n_rows, (size_t)g->max_blocks_per_row) ||
         !mem_mul(&g->tables_bytes, n_entries, sizeof *g->tables))
         return PGD_ENOMEM;
-    g->rows = mem_calloc((size_t)g->n_rows, sizeof *g->rows);
     g->tables = mem_alloc_aligned(g->tables_bytes, 64);
     g->scratch = mem_calloc((size_t)g->max_blocks_per_row, sizeof *g->scratch);
-    pgd_err err = g->rows == NULL || g->tables == NULL || g->scratch == NULL ? PGD_ENOMEM : PGD_OK;
+    pgd_err err = g->tables == NULL || g->scratch == NULL ? PGD_ENOMEM : PGD_OK;
     g->has_shared_prefix = g->is_cached && spec->ops->skipped_tokens == NULL;
     if (err == PGD_OK && g->has_shared_prefix)
         err = kv_shared_prefix_init(&g->shared_prefix, g->n_rows, g->max_blocks_per_row);
@@ -71,11 +72,9 @@ pgd_err kv_group_manager_init(kv_group_manager *g, const kv_group_opts *opts)
 
 void kv_group_manager_deinit(kv_group_manager *g)
 {
-    mem_free(g->rows);
     mem_free_aligned(g->tables, g->tables_bytes);
     mem_free(g->scratch);
     kv_shared_prefix_deinit(&g->shared_prefix);
-    g->rows = NULL;
     g->tables = NULL;
     g->scratch = NULL;
 }
@@ -89,8 +88,8 @@ int32_t kv_group_manager_n_fresh(const kv_group_manager *g, int32_t row, int32_t
                                  int32_t n_computed_tokens, int32_t n_need_tokens)
 {
     int32_t n_need = PGD_CEIL_DIV(n_need_tokens, g->spec.block_size);
-    int32_t n_have =
-        row >= 0 ? g->rows[row].n_blocks : PGD_MAX(n_skipped_blocks(g, n_computed_tokens), n_hits);
+    int32_t n_have = row >= 0 ? kv_group_manager_get_row(g, row)->n_blocks
+                              : PGD_MAX(n_skipped_blocks(g, n_computed_tokens), n_hits);
     return PGD_MAX(n_need - n_have, 0);
 }
 
@@ -110,14 +109,14 @@ int32_t kv_group_manager_n_allowed(const kv_group_manager *g, int32_t row)
 {
     if (row < 0)
         return g->max_held_blocks;
-    const kv_group_row *r = &g->rows[row];
+    const kv_group_row *r = kv_group_manager_get_row(g, row);
     return PGD_MAX(g->max_held_blocks - (r->n_blocks - PGD_MAX(r->n_skipped, r->n_hits)), 0);
 }
 
 void kv_group_manager_attach(kv_group_manager *g, int32_t row, const block_id *hits, int32_t n_hits,
                              int32_t n_computed_tokens)
 {
-    kv_group_row *r = &g->rows[row];
+    kv_group_row *r = kv_group_manager_get_row(g, row);
     PGD_ASSERTF(!r->is_holder && r->n_blocks == 0, "row %d of group %d already holds %d blocks",
                 row, g->group_id, r->n_blocks);
     int32_t n_skipped = n_skipped_blocks(g, n_computed_tokens);
@@ -150,7 +149,7 @@ static void list_for_zeroing(kv_zero_list *list, const block_id *ids, int32_t n_
 
 void kv_group_manager_allocate(kv_group_manager *g, int32_t row, int32_t n_need_tokens)
 {
-    kv_group_row *r = &g->rows[row];
+    kv_group_row *r = kv_group_manager_get_row(g, row);
     int32_t n_new = kv_group_manager_n_fresh(g, row, 0, 0, n_need_tokens);
     if (n_new == 0)
         return;
@@ -202,15 +201,10 @@ static void tell_stored(const kv_group_manager *g, const kv_content *content, in
         kv_events_stored(g->events, &stored);
 }
 
-static bool is_news(const kv_group_manager *g, const block_hash *hash)
-{
-    return kv_events_is_in_snapshot(g->events) || block_pool_lookup(g->pool, hash, g->group_id) < 0;
-}
-
 void kv_group_manager_publish(kv_group_manager *g, int32_t row, const kv_content *content,
                               int32_t n_tokens)
 {
-    kv_group_row *r = &g->rows[row];
+    kv_group_row *r = kv_group_manager_get_row(g, row);
     if (!g->is_cached)
         return;
     int32_t n_full = n_publishable(g, content->n_hashes, n_tokens);
@@ -224,7 +218,8 @@ void kv_group_manager_publish(kv_group_manager *g, int32_t row, const kv_content
         const block_hash *hash =
             &content->hashes[(size_t)(i + 1) * (size_t)g->hashes_per_block - 1];
         bool is_used = can_be_hit(g, i);
-        bool is_new = is_used && g->events != NULL && is_news(g, hash);
+        bool is_new =
+            g->events != NULL && is_used && block_pool_lookup(g->pool, hash, g->group_id) < 0;
         if (is_used)
             block_pool_publish(g->pool, table[i], hash, g->group_id);
         if (is_new) {
@@ -240,7 +235,7 @@ void kv_group_manager_publish(kv_group_manager *g, int32_t row, const kv_content
 
 void kv_group_manager_unpublish(kv_group_manager *g, int32_t row, int32_t first_idx)
 {
-    kv_group_row *r = &g->rows[row];
+    kv_group_row *r = kv_group_manager_get_row(g, row);
     if (first_idx >= r->n_cached)
         return;
     block_pool_unpublish(g->pool, kv_group_manager_get_table(g, row) + first_idx,
@@ -250,7 +245,7 @@ void kv_group_manager_unpublish(kv_group_manager *g, int32_t row, int32_t first_
 
 void kv_group_manager_remove_skipped(kv_group_manager *g, int32_t row, int32_t n_computed_tokens)
 {
-    kv_group_row *r = &g->rows[row];
+    kv_group_row *r = kv_group_manager_get_row(g, row);
     int32_t n_skipped = PGD_MIN(n_skipped_blocks(g, n_computed_tokens), r->n_blocks);
     if (n_skipped <= r->n_skipped)
         return;
@@ -273,7 +268,7 @@ void kv_group_manager_check(const kv_group_manager *g)
 {
     int32_t n_common = 0;
     for (int32_t row = 0; row < g->n_rows; row++) {
-        const kv_group_row *r = &g->rows[row];
+        const kv_group_row *r = kv_group_manager_get_row(g, row);
         const block_id *table = kv_group_manager_get_table(g, row);
         for (int32_t i = 0; i < r->n_blocks; i++)
             PGD_ASSERTF((table[i] == BLOCK_POOL_NULL) == (i < r->n_skipped),
@@ -292,26 +287,44 @@ void kv_group_manager_check(const kv_group_manager *g)
 void kv_group_manager_prefetch_row(const kv_group_manager *g, int32_t row)
 {
     const block_id *table = kv_group_manager_get_table(g, row);
-    PGD_PREFETCH(table + g->rows[row].n_blocks);
-    PGD_PREFETCH(table + g->rows[row].n_skipped);
+    PGD_PREFETCH(table + kv_group_manager_get_row(g, row)->n_blocks);
+    PGD_PREFETCH(table + kv_group_manager_get_row(g, row)->n_skipped);
 }
 
 void kv_group_manager_prefetch_skips(const kv_group_manager *g, int32_t row)
 {
-    const kv_group_row *r = &g->rows[row];
+    const kv_group_row *r = kv_group_manager_get_row(g, row);
     if (g->spec.ops->skipped_tokens != NULL && r->n_skipped < r->n_blocks)
         block_pool_prefetch(g->pool, kv_group_manager_get_table(g, row)[r->n_skipped]);
+}
+
+/* Of the block that is published next; NULL = none. */
+static const block_hash *next_hash(const kv_group_manager *g, int32_t row, const block_hash *hashes,
+                                   int32_t n_hashes)
+{
+    const kv_group_row *r = kv_group_manager_get_row(g, row);
+    int64_t hash_idx = (int64_t)(r->n_cached + 1) * g->hashes_per_block - 1;
+    bool is_any = g->is_cached && r->n_cached < r->n_blocks && hash_idx < n_hashes;
+    return is_any ? &hashes[hash_idx] : NULL;
 }
 
 void kv_group_manager_prefetch_publish(const kv_group_manager *g, int32_t row,
                                        const block_hash *hashes, int32_t n_hashes)
 {
-    const kv_group_row *r = &g->rows[row];
-    int64_t hash_idx = (int64_t)(r->n_cached + 1) * g->hashes_per_block - 1;
-    if (!g->is_cached || r->n_cached >= r->n_blocks || hash_idx >= n_hashes)
+    const kv_group_row *r = kv_group_manager_get_row(g, row);
+    const block_hash *hash = next_hash(g, row, hashes, n_hashes);
+    if (hash == NULL)
         return;
     block_pool_prefetch(g->pool, kv_group_manager_get_table(g, row)[r->n_cached]);
-    block_pool_prefetch_key(g->pool, &hashes[hash_idx], g->group_id);
+    block_pool_prefetch_key(g->pool, hash, g->group_id);
+}
+
+void kv_group_manager_prefetch_found(const kv_group_manager *g, int32_t row,
+                                     const block_hash *hashes, int32_t n_hashes)
+{
+    const block_hash *hash = next_hash(g, row, hashes, n_hashes);
+    if (hash != NULL)
+        block_pool_prefetch_found(g->pool, hash, g->group_id);
 }
 
 /* Least number of full blocks with which something behind the first n_cached can be published. */
@@ -324,7 +337,7 @@ static int32_t next_publishable(const kv_group_manager *g, int32_t n_cached)
 
 void kv_group_manager_bound_growth(kv_quiet *quiet, const kv_group_manager *g, int32_t row)
 {
-    const kv_group_row *r = &g->rows[row];
+    const kv_group_row *r = kv_group_manager_get_row(g, row);
     int32_t bs = g->spec.block_size;
     if (!g->spec.ops->is_of_encoder) /* its blocks are all there from the start */
         quiet->max_need_tokens = PGD_MIN(quiet->max_need_tokens, r->n_blocks * bs);
@@ -335,7 +348,7 @@ void kv_group_manager_bound_growth(kv_quiet *quiet, const kv_group_manager *g, i
 void kv_group_manager_bound_skips(kv_quiet *quiet, const kv_group_manager *g, int32_t row,
                                   int32_t n_computed_tokens)
 {
-    int32_t n_skipped = g->rows[row].n_skipped;
+    int32_t n_skipped = kv_group_manager_get_row(g, row)->n_skipped;
     int32_t at = n_computed_tokens + 1;
     int32_t n_next = g->spec.block_size; /* to look at; no change among all of them: look later */
     if (g->spec.ops->skipped_tokens == NULL)
@@ -354,7 +367,7 @@ void kv_group_manager_bound_skips(kv_quiet *quiet, const kv_group_manager *g, in
 
 void kv_group_manager_free(kv_group_manager *g, int32_t row)
 {
-    kv_group_row *r = &g->rows[row];
+    kv_group_row *r = kv_group_manager_get_row(g, row);
     PGD_ASSERTF(r->is_holder, "row %d of group %d holds no blocks", row, g->group_id);
     const block_id *table = kv_group_manager_get_table(g, row);
     int32_t n_held = r->n_blocks - r->n_skipped;

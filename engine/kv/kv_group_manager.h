@@ -6,7 +6,7 @@
  * encoder; skipped entries are the null block. What differs between kinds of attention is in
  * kv_group_ops. The struct is open for kv_coordinator and kv_manager, which read it; only the
  * functions below write it.
- * Owns:    tables and rows; borrows the pool until deinit
+ * Owns:    tables; borrows the pool and the rows until deinit
  * Limits:  n_rows * max_blocks_per_row entries
  * Thread:  core
  */
@@ -62,8 +62,9 @@ struct kv_group_manager {
     int32_t n_rows;
     int32_t max_blocks_per_row;
     int32_t max_held_blocks; /* SM9 */
-    kv_group_row *rows;      /* [n_rows] */
-    block_id *tables;        /* [n_rows, max_blocks_per_row] */
+    char *rows;              /* [n_rows], row_bytes apart: a kv_group_row each */
+    size_t row_bytes;
+    block_id *tables; /* [n_rows, max_blocks_per_row] */
     size_t tables_bytes;
     block_id *scratch; /* [max_blocks_per_row] */
     int32_t n_holders;
@@ -82,6 +83,10 @@ typedef struct kv_group_opts {
     int32_t alignment_tokens; /* a multiple of the block size if the group is cached */
     int32_t n_drop;
     int32_t n_rows;
+    /* [n_rows] kv_group_rows, zeroed, row_bytes apart so that those of all groups lie together; borrow
+     * until deinit. */
+    void *rows;
+    size_t row_bytes;
     int32_t max_model_len;
     int32_t max_unfinished_tokens; /* of one request, scheduled or looked ahead and not yet known to
                                       be done */
@@ -89,6 +94,11 @@ typedef struct kv_group_opts {
 
 PGD_MUST_USE pgd_err kv_group_manager_init(kv_group_manager *g, const kv_group_opts *opts);
 void kv_group_manager_deinit(kv_group_manager *g);
+
+static inline kv_group_row *kv_group_manager_get_row(const kv_group_manager *g, int32_t row)
+{
+    return (kv_group_row *)(void *)(g->rows + (size_t)row * g->row_bytes);
+}
 
 static inline block_id *kv_group_manager_get_table(const kv_group_manager *g, int32_t row)
 {
@@ -128,11 +138,13 @@ int32_t kv_group_manager_common_prefix(const kv_group_manager *g);
 /* Integrity, O(n); aborts on a fault. */
 void kv_group_manager_check(const kv_group_manager *g);
 /* Hints: the row's table will be used; the block that leaves the window next; the one that is
- * published next. */
+ * published next, and, once that has arrived, the one that stands in its place of the pool's table. */
 void kv_group_manager_prefetch_row(const kv_group_manager *g, int32_t row);
 void kv_group_manager_prefetch_skips(const kv_group_manager *g, int32_t row);
 void kv_group_manager_prefetch_publish(const kv_group_manager *g, int32_t row,
                                        const block_hash *hashes, int32_t n_hashes);
+void kv_group_manager_prefetch_found(const kv_group_manager *g, int32_t row,
+                                     const block_hash *hashes, int32_t n_hashes);
 /* Lowers the bounds to the row's. */
 void kv_group_manager_bound_growth(kv_quiet *quiet, const kv_group_manager *g, int32_t row);
 /* The same for skip_at; n_computed tokens were given to attach or remove_skipped last. */

@@ -209,7 +209,7 @@ static void fill_block_ids(block_ids_msg *out, const kv_manager *m, int32_t row,
 {
     for (int32_t g = 0; g < m->coordinator->n_groups; g++) {
         const kv_group_manager *group = &m->coordinator->groups[g];
-        out->n_blocks[g] = group->rows[row].n_blocks - n_before[g];
+        out->n_blocks[g] = kv_group_manager_get_row(group, row)->n_blocks - n_before[g];
         out->ids[g] = kv_group_manager_get_table(group, row) + n_before[g];
     }
 }
@@ -283,7 +283,7 @@ bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, c
     }
     int32_t n_before[PGD_MAX_KV_GROUPS];
     for (int32_t g = 0; g < c->n_groups; g++)
-        n_before[g] = c->groups[g].rows[r->kv_row].n_blocks;
+        n_before[g] = kv_group_manager_get_row(&c->groups[g], r->kv_row)->n_blocks;
     if (a->is_admission)
         m->targets[r->kv_row] = PGD_MIN(r->n_tokens, m->max_model_len);
     if (n_needed > 0)
@@ -332,12 +332,20 @@ bool kv_manager_prefetch_publish(const kv_manager *m, const request *r, int32_t 
     return true;
 }
 
-void kv_manager_prefetch_row(const kv_manager *m, const request *r, int32_t n_tokens)
+void kv_manager_prefetch_found(const kv_manager *m, const request *r)
+{
+    for (int32_t i = 0; i < m->coordinator->n_groups; i++)
+        kv_group_manager_prefetch_found(&m->coordinator->groups[i], r->kv_row, r->block_hashes,
+                                        r->n_block_hashes);
+}
+
+void kv_manager_prefetch_row(const kv_manager *m, const request *r, int32_t n_need_tokens,
+                             int32_t n_known_tokens)
 {
     if (r->kv_row < 0)
         return;
     const kv_quiet *quiet = &m->quiet[r->kv_row];
-    if (n_tokens <= quiet->max_need_tokens && n_tokens < quiet->publish_at &&
+    if (n_need_tokens <= quiet->max_need_tokens && n_known_tokens < quiet->publish_at &&
         !is_skipping(quiet, r))
         return;
     for (int32_t i = 0; i < m->coordinator->n_groups; i++)
@@ -417,7 +425,7 @@ static int32_t count_references(kv_manager *m, const request *r, int32_t sign)
     for (int32_t g = 0; g < m->coordinator->n_groups; g++) {
         const kv_group_manager *group = &m->coordinator->groups[g];
         const block_id *table = kv_group_manager_get_table(group, r->kv_row);
-        for (int32_t i = 0; i < group->rows[r->kv_row].n_blocks; i++) {
+        for (int32_t i = 0; i < kv_group_manager_get_row(group, r->kv_row)->n_blocks; i++) {
             if (table[i] == BLOCK_POOL_NULL)
                 continue;
             m->counts[table[i]] += sign;
@@ -431,8 +439,8 @@ static int64_t n_held(const kv_manager *m, const request *r)
 {
     int64_t n = 0;
     for (int32_t g = 0; g < m->coordinator->n_groups; g++)
-        n += m->coordinator->groups[g].rows[r->kv_row].n_blocks -
-             m->coordinator->groups[g].rows[r->kv_row].n_skipped;
+        n += kv_group_manager_get_row(&m->coordinator->groups[g], r->kv_row)->n_blocks -
+             kv_group_manager_get_row(&m->coordinator->groups[g], r->kv_row)->n_skipped;
     return n;
 }
 
@@ -486,9 +494,9 @@ void kv_manager_check(kv_manager *m)
         int32_t n_holders = 0;
         kv_group_manager_check(group);
         for (int32_t row = 0; row < group->n_rows; row++) {
-            n_holders += group->rows[row].is_holder;
+            n_holders += kv_group_manager_get_row(group, row)->is_holder;
             const block_id *table = kv_group_manager_get_table(group, row);
-            for (int32_t i = 0; i < group->rows[row].n_blocks; i++)
+            for (int32_t i = 0; i < kv_group_manager_get_row(group, row)->n_blocks; i++)
                 m->counts[table[i]]++;
         }
         PGD_ASSERTF(n_holders == group->n_holders && n_holders == m->max_holders - m->n_free_rows,

@@ -68,11 +68,14 @@ void kv_manager_get_table(block_ids_msg *out, const kv_manager *m, const request
 /* Publishes full blocks within the first n_tokens tokens (async: tokens that were not known when
  * scheduled). */
 void kv_manager_publish(kv_manager *m, const request *r, int32_t n_tokens);
-/* Whether kv_manager_publish would have anything to do; then asks for the memory it needs. */
+/* Whether kv_manager_publish would have anything to do; then asks for the memory it needs; later, once
+ * that has arrived, for what is known by then. */
 bool kv_manager_prefetch_publish(const kv_manager *m, const request *r, int32_t n_tokens);
-/* For a request that is soon to have n_tokens tokens scheduled or appended: asks for the memory of its
- * tables if that changes them; later, for the blocks that leave its windows. */
-void kv_manager_prefetch_row(const kv_manager *m, const request *r, int32_t n_tokens);
+void kv_manager_prefetch_found(const kv_manager *m, const request *r);
+/* For a request that is soon to need blocks for n_need tokens and to have n_known of its own: asks for
+ * the memory of its tables if that changes them; later, for the blocks that leave its windows. */
+void kv_manager_prefetch_row(const kv_manager *m, const request *r, int32_t n_need_tokens,
+                             int32_t n_known_tokens);
 void kv_manager_prefetch_skips(const kv_manager *m, const request *r);
 /* Ends the row, if any. Blocks that hold anything beyond the first n_valid tokens are un-published
  * first: what was scheduled but will never be computed must not be found. */

@@ -29,7 +29,8 @@ static int32_t compare(const kv_group_manager *g, int32_t a, int32_t b, int32_t 
 {
     const block_id *table_a = kv_group_manager_get_table(g, a);
     const block_id *table_b = kv_group_manager_get_table(g, b);
-    int32_t n = PGD_MIN(g->rows[a].n_blocks, g->rows[b].n_blocks);
+    int32_t n =
+        PGD_MIN(kv_group_manager_get_row(g, a)->n_blocks, kv_group_manager_get_row(g, b)->n_blocks);
     int32_t i = known;
     while (i < n && table_a[i] == table_b[i])
         i++;
@@ -107,5 +108,5 @@ int32_t kv_shared_prefix_get(const kv_shared_prefix *s, const kv_group_manager *
 {
     if (s->reference < 0)
         return 0;
-    return s->n_others > 0 ? s->n_common : g->rows[s->reference].n_blocks;
+    return s->n_others > 0 ? s->n_common : kv_group_manager_get_row(g, s->reference)->n_blocks;
 }

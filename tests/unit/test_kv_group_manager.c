@@ -8,12 +8,15 @@ static void test_kv_group_manager_h14_sliding_window_removal(void **state)
     kv_zero_list zero_list = {0};
     block_id taken[999];
     kv_group_manager g;
+    kv_group_row row = {0};
     assert_int_equal(block_pool_create(&pool, 1011, true), PGD_OK);
     assert_true(block_pool_get_new(taken, pool, 999));
     kv_group_opts opts = {.spec = spec_of(ATTENTION_SLIDING, 2, 4),
                           .pool = pool,
                           .zero_list = &zero_list,
                           .n_rows = 1,
+                          .rows = &row,
+                          .row_bytes = sizeof row,
                           .max_model_len = 64,
                           .max_unfinished_tokens = 64};
     assert_int_equal(kv_group_manager_init(&g, &opts), PGD_OK);
