@@ -50,16 +50,22 @@ static offload_entry *next_victim(const offload_policy *p, int32_t list_idx, lis
     return NULL;
 }
 
+/* Each list helps out the other. (In the paper T1 need not: it gives up one block at a time. Here, with
+ * T2 empty and a target as long as the tier, a store of two blocks would be refused for ever.) */
 static bool choose(offload_entry **out, const offload_policy *p, int32_t n, uint32_t protect_id)
 {
-    list_node *t1 = p->lists[T1].next, *t2 = p->lists[T2].next;
+    list_node *at[] = {p->lists[T1].next, p->lists[T2].next};
     int32_t n_t1 = p->n_entries[T1]; /* as it will be */
     for (int32_t i = 0; i < n; i++) {
-        out[i] = n_t1 >= (int32_t)p->target ? next_victim(p, T1, &t1, protect_id) : NULL;
-        if (out[i] != NULL)
-            n_t1--;
-        else if ((out[i] = next_victim(p, T2, &t2, protect_id)) == NULL)
+        int32_t list = n_t1 >= (int32_t)p->target ? T1 : T2;
+        out[i] = next_victim(p, list, &at[list], protect_id);
+        if (out[i] == NULL) {
+            list = list == T1 ? T2 : T1;
+            out[i] = next_victim(p, list, &at[list], protect_id);
+        }
+        if (out[i] == NULL)
             return false;
+        n_t1 -= list == T1;
     }
     return true;
 }

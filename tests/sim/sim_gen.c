@@ -162,6 +162,7 @@ static void draw_config(sim_config *c, int32_t config_idx)
     c->enable_chunked_prefill = 1;
     draw_pool(c);
     c->enable_chunked_prefill = chance(80);
+    c->admit_partly = chance(15);
 }
 
 static void draw_request(sim_request *q, const sim_config *c, int32_t id)

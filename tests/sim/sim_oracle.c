@@ -297,6 +297,8 @@ static bool has_windows(const sim_config *c)
 void sim_oracle_check_head(const sim_state *s, const scheduler_output *out)
 {
     const request *r = request_queue_peek(s->sched->waiting);
+    if (s->config->admit_partly != 0)
+        return; /* what follows is the gate's */
     int32_t n_free =
         block_pool_n_free(kv_manager_get_pool(s->sched->kv)) - kv_manager_n_promised(s->sched->kv);
     /* Where windows give blocks back, or slots are kept beyond the tokens, what a request takes in all

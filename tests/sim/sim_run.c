@@ -444,6 +444,7 @@ static void create_scheduler(sim_state *s)
         .num_speculative_tokens = c->max_drafts,
         .num_lookahead_tokens = c->num_lookahead_tokens,
         .watermark = c->watermark_percent / 100.0,
+        .admit_partly = c->admit_partly != 0,
         .n_blocks = c->n_blocks,
         .block_size = c->block_size,
         .use_eagle = c->use_eagle != 0,

@@ -110,6 +110,7 @@ static bool simplify(shrinker *s)
       of_config[] = {
           {offsetof(sim_config, long_prefill_token_threshold), 0},
           {offsetof(sim_config, watermark_percent), 0},
+          {offsetof(sim_config, admit_partly), 0},
           {offsetof(sim_config, num_lookahead_tokens), 0},
           {offsetof(sim_config, enable_chunked_prefill), 1},
           {offsetof(sim_config, policy), 0},

@@ -32,6 +32,7 @@ static const member config_members[] = {
     MEMBER(sim_config, depth, 1, 4),
     MEMBER(sim_config, num_lookahead_tokens, 0, 8),
     MEMBER(sim_config, watermark_percent, 0, 99),
+    MEMBER(sim_config, admit_partly, 0, 1),
     MEMBER(sim_config, use_eagle, 0, 1),
     MEMBER(sim_config, max_drafts, 0, PGD_MAX_DRAFT_TOKENS),
     MEMBER(sim_config, n_right_in_4, 0, 4),

@@ -55,6 +55,7 @@ typedef struct sim_config {
     int32_t depth; /* steps in flight at most */
     int32_t num_lookahead_tokens;
     int32_t watermark_percent;
+    int32_t admit_partly;
     int32_t use_eagle;
     int32_t max_drafts;   /* that the worker proposes for a request, 0 = none */
     int32_t n_right_in_4; /* drafts are right this often */

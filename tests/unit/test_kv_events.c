@@ -372,6 +372,69 @@ static void test_kv_events_overflow_drops_until_the_snapshot(void **state)
     end(m);
 }
 
+/* A record that does not fit before the end needs its room at the front: what was left at the end is
+ * lost to it, and unread records stay as they are. */
+static void test_kv_events_wrap_spares_unread_records(void **state)
+{
+    (void)state;
+    begin(KV_EVENTS_MIN_BYTES);
+    const kv_group_spec spec = spec_of(ATTENTION_FULL, 256, 0);
+    static token_id tokens[256];
+    block_hash hashes[4096];
+    int32_t n_written = 0;
+    assert_int_equal(kv_events_set_groups(events, &spec, 1), PGD_OK);
+    oracle_hashes(hashes, 4096);
+    for (; !kv_events_is_lost(events); n_written++)
+        kv_events_removed(events, 0, &hashes[n_written]);
+    int32_t n_all = n_written - 1; /* small records that fill the ring */
+    kv_events_destroy(events);
+    for (int32_t n_left = 10; n_left < 16; n_left++) {
+        begin(KV_EVENTS_MIN_BYTES);
+        assert_int_equal(kv_events_set_groups(events, &spec, 1), PGD_OK);
+        for (int32_t i = 0; i < n_all - n_left; i++)
+            kv_events_removed(events, 0, &hashes[i]);
+        expect_removed(&hashes[0]);
+        const kv_stored big = {.end = 1, .hashes = hashes, .hashes_per_block = 1, .tokens = tokens};
+        kv_events_stored(events, &big);
+        for (int32_t i = 1; i < n_all - n_left; i++)
+            expect_removed(&hashes[i]);
+        if (!kv_events_is_lost(events)) {
+            expect(KV_CACHE_STORED);
+            kv_events_pop(events);
+        }
+        expect_nothing();
+        kv_events_destroy(events);
+    }
+}
+
+/* EV1: a long store is told in pieces, each with its parent, together all of it. */
+static void test_kv_events_long_store_is_told_in_pieces(void **state)
+{
+    (void)state;
+    begin(1 << 20);
+    const kv_group_spec spec = spec_of(ATTENTION_FULL, 1, 0);
+    kv_manager *m = new_watched(400, &spec, 1, 1);
+    request *r = new_range(0, 250, 1);
+    assert_true(alloc(NULL, m, r, 250));
+    int32_t n_told = 0;
+    int32_t n_pieces = 0;
+    for (kv_cache_event ev; kv_events_peek(&ev, events); kv_events_pop(events), n_pieces++) {
+        assert_int_equal(ev.kind, KV_CACHE_STORED);
+        assert_int_equal(ev.parent != NULL, n_told > 0);
+        if (ev.parent != NULL)
+            assert_memory_equal(ev.parent, &r->block_hashes[n_told - 1], sizeof(block_hash));
+        for (int32_t i = 0; i < ev.n_hashes; i++, n_told++) {
+            assert_memory_equal(&ev.hashes[i], &r->block_hashes[n_told], sizeof(block_hash));
+            assert_int_equal(ev.tokens[i], n_told);
+        }
+    }
+    assert_int_equal(n_told, 250);
+    assert_true(n_pieces > 1);
+    give_back(m, r);
+    request_destroy(r);
+    end(m);
+}
+
 static void test_kv_events_create_refuses(void **state)
 {
     (void)state;
@@ -463,6 +526,8 @@ int main(void)
         cmocka_unit_test(test_kv_events_removed_with_the_last_copy),
         cmocka_unit_test(test_kv_events_reader_knows_the_cache),
         cmocka_unit_test(test_kv_events_overflow_drops_until_the_snapshot),
+        cmocka_unit_test(test_kv_events_wrap_spares_unread_records),
+        cmocka_unit_test(test_kv_events_long_store_is_told_in_pieces),
         cmocka_unit_test(test_kv_events_create_refuses),
         cmocka_unit_test(test_kv_events_reader_in_another_thread),
     };

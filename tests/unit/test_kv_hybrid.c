@@ -165,12 +165,33 @@ static void test_kv_hybrid_publishes_what_a_hit_can_need(void **state)
     check_published(true, full, 3, window_eagle, 9);
 }
 
+/* CO6: of full attention in blocks of 16 beside a window in blocks of 48, whole segments alone. */
+static void test_kv_hybrid_publishes_whole_segments(void **state)
+{
+    (void)state;
+    const kv_group_spec specs[2] = {spec_of(ATTENTION_FULL, 16, 0),
+                                    spec_of(ATTENTION_SLIDING, 48, 20)};
+    kv_manager *m = new_groups(100, specs, 2, 16, false);
+    request *r = new_range(0, 150, 16);
+    const int32_t n_tokens[] = {47, 60, 95, 130, 143, 150};
+    int32_t n_before = 0;
+    for (int i = 0; i < 6; i++) {
+        assert_true(alloc(NULL, m, r, n_tokens[i] - n_before));
+        assert_int_equal(block_pool_n_published(kv_manager_get_pool(m)),
+                         n_tokens[i] / 48 * (3 + 1));
+        n_before = n_tokens[i];
+    }
+    give_back(m, r);
+    request_destroy(r);
+    kv_manager_destroy(m);
+}
+
 static void test_kv_hybrid_unequal_blocks_hit_in_segments(void **state)
 {
     (void)state;
     const kv_group_spec specs[3] = {spec_of(ATTENTION_FULL, 32, 0),
                                     spec_of(ATTENTION_SLIDING, 48, 40),
-                                    spec_of(ATTENTION_CROSS, 16, 64)};
+                                    spec_of(ATTENTION_CROSS, 80, 160)};
     kv_manager *m = new_groups(100, specs, 3, 16, false);
     request *r0 = new_range(0, 200, 16);
     assert_true(alloc(NULL, m, r0, 200));
@@ -231,6 +252,8 @@ static void test_kv_hybrid_longest_and_single_group_hits(void **state)
     assert_int_equal(hit->n_longest_tokens, 16);
     assert_int_equal(kv_manager_lookup_group(&hit, m, r1, 1), 16);
     assert_int_equal(kv_manager_lookup_group(&hit, m, r1, 0), 64);
+    r1->skip_prefix_lookup = true;
+    assert_int_equal(kv_manager_lookup_group(&hit, m, r1, 0), 0);
     request_destroy(r0);
     request_destroy(r1);
     kv_manager_destroy(m);
@@ -260,6 +283,35 @@ static void test_kv_hybrid_allocation_spares_the_hits_of_other_groups(void **sta
     request_destroy(r0);
     request_destroy(r1);
     request_destroy(junk);
+    kv_manager_destroy(m);
+}
+
+/* AL5, AL6: what a hit takes out of the free queue counts in every group, without the gate too. */
+static void test_kv_hybrid_free_hits_of_every_group_count(void **state)
+{
+    (void)state;
+    const kv_group_spec specs[2] = {spec_of(ATTENTION_FULL, 16, 0),
+                                    spec_of(ATTENTION_SLIDING, 16, 32)};
+    kv_manager *m = new_groups(11, specs, 2, 16, false);
+    request *r0 = new_range(0, 48, 16);
+    request *r1 = new_range(0, 64, 16);
+    request *other = new_range(5000, 16, 16);
+    assert_true(alloc(NULL, m, r0, 48));
+    give_back(m, r0);
+    assert_true(alloc(NULL, m, other, 16));
+    /* 3 hits of full attention, 2 of the window and a new block in each: 7 of 8. */
+    assert_int_equal(n_free(m), 8);
+    kv_alloc a = {.n_new_tokens = 16, .hit = kv_manager_lookup(m, r1), .n_spare_blocks = 2};
+    assert_int_equal(a.hit->n_tokens, 48);
+    assert_false(kv_manager_allocate(NULL, m, r1, &a));
+    a.n_spare_blocks = 1;
+    assert_true(kv_manager_allocate(NULL, m, r1, &a));
+    assert_int_equal(n_free(m), 1);
+    kv_manager_free(m, r1, 64);
+    give_back(m, other);
+    request_destroy(r0);
+    request_destroy(r1);
+    request_destroy(other);
     kv_manager_destroy(m);
 }
 
@@ -439,7 +491,9 @@ int main(void)
         cmocka_unit_test(test_kv_hybrid_three_groups_with_speculation_keep_their_hits),
         cmocka_unit_test(test_kv_hybrid_drop_is_bounded_by_the_request),
         cmocka_unit_test(test_kv_hybrid_publishes_what_a_hit_can_need),
+        cmocka_unit_test(test_kv_hybrid_publishes_whole_segments),
         cmocka_unit_test(test_kv_hybrid_unequal_blocks_hit_in_segments),
+        cmocka_unit_test(test_kv_hybrid_free_hits_of_every_group_count),
         cmocka_unit_test(test_kv_hybrid_longest_and_single_group_hits),
         cmocka_unit_test(test_kv_hybrid_allocation_spares_the_hits_of_other_groups),
         cmocka_unit_test(test_kv_hybrid_lookup_equals_trying_every_length),

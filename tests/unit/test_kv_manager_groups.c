@@ -341,6 +341,10 @@ static void test_kv_manager_groups_cross_blocks_come_once(void **state)
     const kv_group_spec specs[2] = {spec_of(ATTENTION_FULL, 2, 0), spec_of(ATTENTION_CROSS, 4, 32)};
     kv_manager *m = new_groups(1 + 20, specs, 2, true, 64);
     assert_int_equal(kv_manager_max_encoder_tokens(m), 32);
+    const kv_group_spec two[2] = {spec_of(ATTENTION_CROSS, 4, 24), spec_of(ATTENTION_CROSS, 4, 32)};
+    kv_manager *m2 = new_groups(1 + 20, two, 2, true, 64);
+    assert_int_equal(kv_manager_max_encoder_tokens(m2), 24);
+    kv_manager_destroy(m2);
     assert_int_equal(kv_manager_n_blocks_for(m, 6, 30), 3 + 8);
     assert_int_equal(kv_manager_n_blocks_for(m, 6, 0), 3);
     request *r = new_with_encoder(3, 30);

@@ -264,6 +264,49 @@ static void test_offload_manager_arc_adapts_both_ways(void **state)
     offload_manager_destroy(m);
 }
 
+/* OF10 by the letter of each case: T1 gives when it is as long as the target, the step is the ratio of
+ * the ghost lists, what is still being written is not seen again. */
+static void test_offload_manager_arc_borders(void **state)
+{
+    (void)state;
+    offload_manager *m = new_manager("arc", 4);
+    store(m, KEYS(1, 2, 3, 4));
+    touch(m, KEYS(3, 4));
+    ((offload_policy *)offload_manager_get_policy(m))->target = 2;
+    expect_store(m, KEYS(5), KEYS(5), KEYS(0), KEYS(1));
+    touch(m, KEYS(5));
+    expect_list(m, T1, KEYS(2, 5));
+    offload_manager_destroy(m);
+
+    m = new_manager("arc", 4);
+    store(m, KEYS(1, 2, 3, 4));
+    touch(m, KEYS(1, 2, 3, 4));
+    store(m, KEYS(5));
+    store(m, KEYS(6));
+    touch(m, KEYS(6));
+    store(m, KEYS(7));
+    expect_list(m, B1, KEYS(5));
+    expect_list(m, B2, KEYS(4, 3));
+    touch(m, KEYS(5));
+    assert_true(offload_manager_get_policy(m)->target == 2);
+    offload_manager_destroy(m);
+}
+
+/* A target as long as the tier, which lost keys that are asked for again and again lead to, must not
+ * stop stores of several blocks for ever when T2 has nothing to give. */
+static void test_offload_manager_arc_gives_from_t1_when_t2_cannot(void **state)
+{
+    (void)state;
+    offload_manager *m = new_manager("arc", 4);
+    store(m, KEYS(1, 2, 3, 4));
+    store(m, KEYS(5, 6, 7, 8));
+    for (int i = 0; i < 4; i++)
+        touch(m, KEYS(1));
+    assert_true(offload_manager_get_policy(m)->target == 4);
+    expect_store(m, KEYS(9, 10, 11), KEYS(9, 10, 11), KEYS(1, 2, 3), KEYS(5, 6, 7));
+    offload_manager_destroy(m);
+}
+
 static void test_offload_manager_protects_its_keys(void **state)
 {
     (void)state;
@@ -449,6 +492,8 @@ int main(void)
         cmocka_unit_test(test_offload_manager_h26_arc),
         cmocka_unit_test(test_offload_manager_arc_survives_a_scan),
         cmocka_unit_test(test_offload_manager_arc_adapts_both_ways),
+        cmocka_unit_test(test_offload_manager_arc_borders),
+        cmocka_unit_test(test_offload_manager_arc_gives_from_t1_when_t2_cannot),
         cmocka_unit_test(test_offload_manager_protects_its_keys),
         cmocka_unit_test(test_offload_manager_load_needs_all),
         cmocka_unit_test(test_offload_manager_reset),

@@ -216,6 +216,11 @@ static void test_request_min_tokens(void **state)
     assert_int_equal(r->status, REQUEST_FINISHED_STOPPED);
     assert_int_equal(request_n_output_tokens(r), 9);
     request_destroy(r);
+    /* With the fifth it may end. */
+    r = make(&opts);
+    assert_int_equal(FEED(r, 10, 11, 12, EOS, EOS, 13), 5);
+    assert_int_equal(r->status, REQUEST_FINISHED_STOPPED);
+    request_destroy(r);
     /* No min_tokens beats the room that there is. */
     opts.max_tokens = 3;
     r = make(&opts);

@@ -416,6 +416,8 @@ static void test_scheduler_load_sc5a_preempted_comes_back_as_preempted(void **st
         assert_int_equal(r1->status, REQUEST_WAITING_FOR_REMOTE_KVS);
         fix_answer_all(&f);
         push_event(KV_EVENT_LOADED, 1, 48);
+        scheduler__take_events(f.s);
+        assert_int_equal(r1->status, REQUEST_PREEMPTED);
         assert_true(fix_schedule(&f));
         assert_int_equal(r1->status, REQUEST_RUNNING);
         const new_request_msg *msg = fix_new_msg(&f, 1);
