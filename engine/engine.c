@@ -287,6 +287,8 @@ pgd_err engine_create(engine **out, uv_loop_t *loop, const config *cfg, pgd_why 
             model_file_get_config(e->model)->vocab_size; /* so that its tokens have text */
     else
         adapt_to_encoder(e);
+    if (model_file_get_config(e->model)->is_text_part)
+        log_info("engine", "images are not supported: only the text part of the model is served");
     if (cfg->served_model_name[0] != '\0')
         snprintf(e->model_name, sizeof(e->model_name), "%s", cfg->served_model_name);
     else

@@ -357,6 +357,8 @@ static void put_config(FILE *out, const model_config *cfg)
 {
     put_line(out, "name", cfg->name);
     put_line(out, "architecture", cfg->arch);
+    if (cfg->is_text_part)
+        put_line(out, "images", "not supported; of this model only the text part is served");
     (void)fprintf(out, "%-16s%" PRId32 "\n", "layers", cfg->n_layers);
     (void)fprintf(out, "%-16s%" PRId32 "\n", "hidden size", cfg->dim);
     (void)fprintf(

@@ -142,6 +142,8 @@ typedef struct model_config {
     expert_form expert_form;
     bool expert_interleaved; /* rows of gate and up alternate, in the forms that join them */
 
+    bool is_text_part; /* of a checkpoint with an image encoder, whose tensors are left out */
+
     bool is_encoder_decoder;
     encdec_config encdec; /* all 0 in other models */
 

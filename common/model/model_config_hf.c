@@ -31,6 +31,12 @@ static const hf_expert_traits gpt_oss_experts = {.default_count = 128,
 static const hf_expert_traits llama4_experts = {
     .default_count = 16, .default_chosen = 1, .is_turned = true, .is_llama4 = true};
 
+/* Of the models that these classes are named after. */
+static const hf_sizes gemma3_sizes = {
+    .n_layers = 26, .dim = 2304, .ffn_dim = 9216, .vocab_size = 262208, .n_heads = 8};
+static const hf_sizes llama4_sizes = {
+    .n_layers = 48, .dim = 5120, .ffn_dim = 8192, .vocab_size = 202048, .n_heads = 40};
+
 static const hf_traits archs[] = {
     {.class_name = "LlamaForCausalLM",
      .model_type = "llama",
@@ -94,6 +100,8 @@ static const hf_traits archs[] = {
      .default_final_soft_cap = 30},
     {.class_name = "Gemma3ForCausalLM",
      .model_type = "gemma3_text",
+     .default_sizes = &gemma3_sizes,
+     .default_eos = 1,
      .default_kv_heads = 4,
      .default_head_dim = 256,
      .default_context = 131072,
@@ -143,6 +151,8 @@ static const hf_traits archs[] = {
      .experts = &gpt_oss_experts},
     {.class_name = "Llama4ForCausalLM",
      .model_type = "llama4_text",
+     .default_sizes = &llama4_sizes,
+     .default_eos = 2,
      .default_kv_heads = 8,
      .default_head_dim = 128,
      .default_context = 131072,
@@ -165,10 +175,11 @@ static const hf_traits archs[] = {
      .is_encdec = true},
 };
 
-#define SUPPORTED_ARCHS                                                              \
-    "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, "     \
-    "SmolLM3ForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, MixtralForCausalLM, " \
-    "Qwen3MoeForCausalLM, GptOssForCausalLM, Llama4ForCausalLM, BartForConditionalGeneration"
+#define SUPPORTED_ARCHS                                                                         \
+    "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, "                \
+    "SmolLM3ForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, MixtralForCausalLM, "            \
+    "Qwen3MoeForCausalLM, GptOssForCausalLM, Llama4ForCausalLM, BartForConditionalGeneration, " \
+    "Gemma3ForConditionalGeneration, Llama4ForConditionalGeneration"
 
 typedef hf_reader reader;
 
@@ -192,12 +203,17 @@ static bool text_is(const char *text, const char *wanted)
     return text != NULL && strcmp(text, wanted) == 0;
 }
 
-/* "architectures" decides; without it, "model_type". */
+/* "architectures" decides; without it, "model_type". In a wrapper, the text model's type. */
 static pgd_err find_arch(reader *r)
 {
     const cJSON *list = json_get(r->json, "architectures");
     const char *class_name = cJSON_IsArray(list) ? json_string(list->child) : NULL;
     const char *model_type = json_string(json_get(r->json, "model_type"));
+    PGD_TRY(model_config_hf__unwrap(r, class_name, model_type));
+    if (r->wrapper != NULL) {
+        class_name = NULL;
+        model_type = r->wrapper->text_type;
+    }
     for (size_t i = 0; i < PGD_ARRAY_LEN(archs); i++) {
         if (class_name != NULL ? text_is(class_name, archs[i].class_name)
                                : text_is(model_type, archs[i].model_type)) {
@@ -234,7 +250,8 @@ static pgd_err refuse_options(const reader *r)
     if (sees_all)
         return pgd_fail(r->why, PGD_EUNSUPPORTED,
                         "expected causal attention, got \"use_bidirectional_attention\"");
-    const cJSON *quantized = json_get(r->json, "quantization_config");
+    const cJSON *quantized =
+        json_get(model_config_hf__holder(r, "quantization_config"), "quantization_config");
     bool is_known =
         r->arch->is_gpt_oss && text_is(json_string(json_get(quantized, "quant_method")), "mxfp4");
     if (quantized != NULL && !is_known)
@@ -252,11 +269,19 @@ static pgd_err read_sizes(const reader *r)
 {
     model_config *cfg = r->cfg;
     double eps = r->arch->default_eps != 0.0 ? r->arch->default_eps : 1e-6;
-    PGD_TRY(read_i32(&cfg->n_layers, r, "num_hidden_layers", true));
-    PGD_TRY(read_i32(&cfg->dim, r, "hidden_size", true));
-    PGD_TRY(read_i32(&cfg->ffn_dim, r, "intermediate_size", true));
-    PGD_TRY(read_i32(&cfg->vocab_size, r, "vocab_size", true));
-    PGD_TRY(read_i32(&cfg->n_heads, r, "num_attention_heads", true));
+    const hf_sizes *sizes = r->arch->default_sizes;
+    if (sizes != NULL) {
+        cfg->n_layers = sizes->n_layers;
+        cfg->dim = sizes->dim;
+        cfg->ffn_dim = sizes->ffn_dim;
+        cfg->vocab_size = sizes->vocab_size;
+        cfg->n_heads = sizes->n_heads;
+    }
+    PGD_TRY(read_i32(&cfg->n_layers, r, "num_hidden_layers", sizes == NULL));
+    PGD_TRY(read_i32(&cfg->dim, r, "hidden_size", sizes == NULL));
+    PGD_TRY(read_i32(&cfg->ffn_dim, r, "intermediate_size", sizes == NULL));
+    PGD_TRY(read_i32(&cfg->vocab_size, r, "vocab_size", sizes == NULL));
+    PGD_TRY(read_i32(&cfg->n_heads, r, "num_attention_heads", sizes == NULL));
     cfg->max_context = r->arch->default_context;
     PGD_TRY(read_i32(&cfg->max_context, r, "max_position_embeddings", false));
     cfg->n_kv_heads = r->arch->default_kv_heads != 0 ? r->arch->default_kv_heads : cfg->n_heads;
@@ -322,7 +347,8 @@ static pgd_err read_flags(const reader *r)
     model_config *cfg = r->cfg;
     bool attention_bias = r->arch->default_bias;
     cfg->tied_head = r->arch->default_tied;
-    PGD_TRY(json_get_bool(&cfg->tied_head, r->json, "tie_word_embeddings", r->why));
+    const cJSON *head_owner = r->wrapper != NULL && r->wrapper->has_head ? r->outer : r->json;
+    PGD_TRY(json_get_bool(&cfg->tied_head, head_owner, "tie_word_embeddings", r->why));
     if (r->arch->reads_biases)
         PGD_TRY(json_get_bool(&attention_bias, r->json, "attention_bias", r->why));
     if (r->arch->reads_mlp_bias)
@@ -419,6 +445,19 @@ static pgd_err read_generation_config(const reader *r, const cJSON *json)
     return PGD_OK;
 }
 
+static pgd_err read_decoder(const reader *r)
+{
+    PGD_TRY(read_sizes(r));
+    PGD_TRY(read_flags(r));
+    return model_config_hf__layers(r);
+}
+
+/* One of the ids that a wrapper may have, too. */
+static pgd_err read_shared_id(token_id *out, const reader *r, const char *name)
+{
+    return model_config_hf__id(out, r, model_config_hf__holder(r, name), name);
+}
+
 static pgd_err read_config(reader *r)
 {
     if (!cJSON_IsObject(r->json))
@@ -429,13 +468,13 @@ static pgd_err read_config(reader *r)
         PGD_TRY(model_config_hf__encdec(r));
         model_config_hf__encdec_ignored(r, r->json);
     } else {
-        PGD_TRY(read_sizes(r));
-        PGD_TRY(read_flags(r));
-        PGD_TRY(model_config_hf__layers(r));
+        pgd_err err = read_decoder(r);
+        if (err != PGD_OK)
+            return r->wrapper != NULL ? pgd_fail_prefix(r->why, err, "text_config") : err;
     }
-    PGD_TRY(model_config_hf__id(&r->cfg->bos_id, r, r->json, "bos_token_id"));
-    PGD_TRY(model_config_hf__id(&r->cfg->pad_id, r, r->json, "pad_token_id"));
-    PGD_TRY(read_eos(r, r->json));
+    PGD_TRY(read_shared_id(&r->cfg->bos_id, r, "bos_token_id"));
+    PGD_TRY(read_shared_id(&r->cfg->pad_id, r, "pad_token_id"));
+    PGD_TRY(read_eos(r, model_config_hf__holder(r, "eos_token_id")));
     return model_config_check(r->cfg, r->why);
 }
 
@@ -475,7 +514,7 @@ static pgd_err with_json(reader *r, const char *dir, const char *name, bool is_r
 
 static pgd_err read_main(reader *r, const cJSON *json)
 {
-    r->json = json;
+    r->json = r->outer = json;
     return read_config(r);
 }
 
@@ -491,5 +530,8 @@ pgd_err model_config_hf_read(model_config *out, const char *dir, pgd_why *why)
     reader r = {.cfg = out, .why = why};
     read_name(out, dir);
     PGD_TRY(with_json(&r, dir, "config.json", true, read_main));
-    return with_json(&r, dir, "generation_config.json", false, read_generation);
+    PGD_TRY(with_json(&r, dir, "generation_config.json", false, read_generation));
+    if (out->n_eos_ids == 0 && r.arch->default_eos > 0 && r.arch->default_eos < out->vocab_size)
+        out->eos_ids[out->n_eos_ids++] = r.arch->default_eos;
+    return PGD_OK;
 }

@@ -32,11 +32,21 @@ typedef struct hf_expert_traits {
     bool is_llama4; /* a shared expert, sigmoid weights of inputs, "moe_layers" and a second size */
 } hf_expert_traits;
 
+/* Of members that every file of most classes has. */
+typedef struct hf_sizes {
+    int32_t n_layers;
+    int32_t dim;
+    int32_t ffn_dim;
+    int32_t vocab_size;
+    int32_t n_heads;
+} hf_sizes;
+
 typedef struct hf_traits {
     const char *class_name; /* config.json "architectures" */
     const char *model_type;
-    int32_t default_kv_heads; /* 0 = as many as heads */
-    int32_t default_head_dim; /* 0 = hidden size / heads */
+    const hf_sizes *default_sizes; /* NULL = their members must be there */
+    int32_t default_kv_heads;      /* 0 = as many as heads */
+    int32_t default_head_dim;      /* 0 = hidden size / heads */
     int32_t default_context;
     double default_eps; /* 0 = 1e-6 */
     double default_rope_theta;
@@ -47,6 +57,7 @@ typedef struct hf_traits {
     int32_t default_window;   /* of an absent "sliding_window" or "attention_chunk_size" */
     int32_t default_interval; /* of an absent "sliding_window_pattern" */
     bool window_needs_flag;   /* "sliding_window" counts only with "use_sliding_window" */
+    token_id default_eos;     /* where neither file says anything of it; 0 = none */
     bool default_tied;
     bool reads_biases; /* "attention_bias"; "mlp_bias" too if reads_mlp_bias */
     bool reads_mlp_bias;
@@ -64,10 +75,20 @@ typedef struct hf_traits {
     const hf_expert_traits *experts; /* NULL = none */
 } hf_traits;
 
+/* A class that has a text model inside. */
+typedef struct hf_wrapper {
+    const char *class_name;
+    const char *model_type;
+    const char *text_type; /* "model_type" in "text_config" */
+    bool has_head;         /* its own "tie_word_embeddings" counts, not the text model's */
+} hf_wrapper;
+
 typedef struct hf_reader {
     model_config *cfg;
-    const cJSON *json;
+    const cJSON *json;  /* of the text model */
+    const cJSON *outer; /* the whole file; json itself unless there is a wrapper */
     const hf_traits *arch;
+    const hf_wrapper *wrapper; /* NULL = none */
     pgd_why *why;
 } hf_reader;
 
@@ -79,6 +100,11 @@ PGD_MUST_USE pgd_err model_config_hf__id(token_id *out, const hf_reader *r, cons
                                          const char *name);
 /* Layers with rope, local layers with their window or chunk, and rotary position encoding. */
 PGD_MUST_USE pgd_err model_config_hf__layers(const hf_reader *r);
+/* Finds the text model in the file of a wrapper of that name; others are left as they are. */
+PGD_MUST_USE pgd_err model_config_hf__unwrap(hf_reader *r, const char *class_name,
+                                             const char *model_type);
+/* The object that has a member which may stand in the wrapper or in the text model's part. */
+const cJSON *model_config_hf__holder(const hf_reader *r, const char *name);
 /* All of an encoder-decoder model but the ids that every model has. */
 PGD_MUST_USE pgd_err model_config_hf__encdec(const hf_reader *r);
 /* Its start and forced tokens, of config.json or generation_config.json. */

@@ -65,18 +65,36 @@ static pgd_err list_gguf_tensors(model_file *f, pgd_why *why)
     return PGD_OK;
 }
 
+/* False when the name is too long. */
+static bool map_name(char out[NAME_BYTES], const model_config *cfg, const char *name)
+{
+    char text_name[NAME_BYTES];
+    if (cfg->is_encoder_decoder)
+        return model_hf_names_map_encdec(out, NAME_BYTES, name);
+    if (cfg->is_text_part) {
+        if (!model_hf_names_unwrap(text_name, sizeof(text_name), name))
+            return false;
+        name = text_name;
+    }
+    return model_hf_names_map(out, NAME_BYTES, name, cfg->post_norms);
+}
+
 static pgd_err list_shard_tensors(model_file *f, pgd_why *why)
 {
-    PGD_TRY(alloc_tensors(f, weight_shards_n_tensors(f->shards), why));
-    for (int32_t i = 0; i < f->n_tensors; i++) {
+    int32_t n_stored = weight_shards_n_tensors(f->shards);
+    PGD_TRY(alloc_tensors(f, n_stored, why));
+    f->n_tensors = 0;
+    for (int32_t i = 0; i < n_stored; i++) {
         const safetensors_tensor *from = weight_shards_get_tensor_at(f->shards, i);
-        model_tensor *to = &f->tensors[i];
-        if (!(f->cfg.is_encoder_decoder
-                  ? model_hf_names_map_encdec(f->names[i], NAME_BYTES, from->name)
-                  : model_hf_names_map(f->names[i], NAME_BYTES, from->name, f->cfg.post_norms)))
+        model_tensor *to = &f->tensors[f->n_tensors];
+        char *name = f->names[f->n_tensors];
+        if (f->cfg.is_text_part && model_hf_names_is_vision(from->name))
+            continue;
+        if (!map_name(name, &f->cfg, from->name))
             return pgd_fail(why, PGD_EFORMAT, "expected shorter tensor names, got \"%.100s...\"",
                             from->name);
-        to->name = f->names[i];
+        f->n_tensors++;
+        to->name = name;
         to->type = from->type;
         to->type_name = from->type_name;
         to->n_dims = from->n_dims;

@@ -46,6 +46,7 @@ void model_file_close(model_file *file);
 const model_config *model_file_get_config(const model_file *file);
 /* NULL when absent. */
 const model_tensor *model_file_get_tensor(const model_file *file, const char *name);
+/* Without those of an image encoder (model_config.is_text_part). */
 int32_t model_file_n_tensors(const model_file *file);
 const model_tensor *model_file_get_tensor_at(const model_file *file, int32_t idx);
 

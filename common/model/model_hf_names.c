@@ -165,6 +165,42 @@ bool model_hf_names_map(char *out, size_t out_bytes, const char *name, bool post
     return n >= 0 && (size_t)n < out_bytes;
 }
 
+static const char *skip(const char *name, const char *prefix)
+{
+    size_t n = strlen(prefix);
+    return strncmp(name, prefix, n) == 0 ? name + n : NULL;
+}
+
+/* --- models with an image encoder --- */
+
+/* name, or what follows prefix. */
+static const char *skip_any(const char *name, const char *prefix)
+{
+    const char *rest = skip(name, prefix);
+    return rest != NULL ? rest : name;
+}
+
+bool model_hf_names_is_vision(const char *name)
+{
+    static const char *const parts[] = {"vision_tower.", "vision_model.", "multi_modal_projector."};
+    const char *inner = skip_any(name, "model.");
+    for (size_t i = 0; i < PGD_ARRAY_LEN(parts); i++) {
+        if (skip(inner, parts[i]) != NULL)
+            return true;
+    }
+    return false;
+}
+
+bool model_hf_names_unwrap(char *out, size_t out_bytes, const char *name)
+{
+    static const char head[] = "lm_head.weight";
+    const char *text = skip(skip_any(name, "model."), "language_model.");
+    const char *rest = text != NULL ? skip_any(text, "model.") : name;
+    bool has_prefix = text != NULL && strcmp(rest, head) != 0;
+    int n = snprintf(out, out_bytes, "%s%s", has_prefix ? "model." : "", rest);
+    return n >= 0 && (size_t)n < out_bytes;
+}
+
 /* --- encoder-decoder models --- */
 
 /* Whole names behind "model.". */
@@ -197,12 +233,6 @@ static const name_pair side_layer_names[] = {
     {"fc2", "ffn_down"},
     {"final_layer_norm", "layer_output_norm"},
 };
-
-static const char *skip(const char *name, const char *prefix)
-{
-    size_t n = strlen(prefix);
-    return strncmp(name, prefix, n) == 0 ? name + n : NULL;
-}
 
 /* Of a name behind "encoder." or "decoder."; false when it has no counterpart or does not fit. */
 static bool map_side(char *out, size_t out_bytes, const char *side, const char *name)

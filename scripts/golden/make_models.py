@@ -755,4 +755,5 @@ def main():
             make(name, tok, sp)
 
 
-main()
+if __name__ == "__main__":
+    main()

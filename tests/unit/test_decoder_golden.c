@@ -265,6 +265,18 @@ static void test_decoder_golden_llama4(void **state)
     compare_tiny("llama4-tiny");
 }
 
+static void test_decoder_golden_gemma3_wrapped(void **state)
+{
+    (void)state;
+    compare_tiny("gemma3-wrapped-tiny");
+}
+
+static void test_decoder_golden_llama4_wrapped(void **state)
+{
+    (void)state;
+    compare_tiny("llama4-wrapped-tiny");
+}
+
 static void test_decoder_golden_smollm2(void **state)
 {
     (void)state;
@@ -301,6 +313,8 @@ int main(void)
         cmocka_unit_test(test_decoder_golden_qwen3moe),
         cmocka_unit_test(test_decoder_golden_gptoss),
         cmocka_unit_test(test_decoder_golden_llama4),
+        cmocka_unit_test(test_decoder_golden_gemma3_wrapped),
+        cmocka_unit_test(test_decoder_golden_llama4_wrapped),
         cmocka_unit_test(test_decoder_golden_smollm2),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

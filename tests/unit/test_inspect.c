@@ -94,6 +94,18 @@ static void test_inspect_hybrid_models(void **state)
     free(text);
 }
 
+static void test_inspect_text_part(void **state)
+{
+    (void)state;
+    char *text = inspect("tests/data/models/llama4-wrapped-tiny", INSPECT_RUNNABLE);
+    check_has(text, "architecture    llama4_text\n");
+    check_has(text, "images          not supported; of this model only the text part is served\n");
+    check_has(text, "1 of 4 experts of 32");
+    assert_null(strstr(text, "vision"));
+    assert_null(strstr(text, "projector"));
+    free(text);
+}
+
 static void test_inspect_foreign_architecture(void **state)
 {
     (void)state;
@@ -183,6 +195,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_inspect_runnable_models),
         cmocka_unit_test(test_inspect_hybrid_models),
+        cmocka_unit_test(test_inspect_text_part),
         cmocka_unit_test(test_inspect_foreign_architecture),
         cmocka_unit_test(test_inspect_damaged_file),
         cmocka_unit_test(test_inspect_lone_safetensors),

@@ -747,9 +747,10 @@ static void test_model_file_tiny_models_run(void **state)
 {
     (void)state;
     static const char *const names[] = {
-        "llama31-tiny",  "mistral-tiny", "qwen2-tiny",       "qwen3-tiny",     "smollm3-tiny",
-        "gemma2-tiny",   "gemma3-tiny",  "mistral-swa-tiny", "qwen3-swa-tiny", "mixtral-tiny",
-        "qwen3moe-tiny", "gptoss-tiny",  "llama4-tiny"};
+        "llama31-tiny",   "mistral-tiny",        "qwen2-tiny",         "qwen3-tiny",
+        "smollm3-tiny",   "gemma2-tiny",         "gemma3-tiny",        "mistral-swa-tiny",
+        "qwen3-swa-tiny", "mixtral-tiny",        "qwen3moe-tiny",      "gptoss-tiny",
+        "llama4-tiny",    "gemma3-wrapped-tiny", "llama4-wrapped-tiny"};
     static const char *const endings[] = {"", ".f32.gguf", ".f16.gguf", ".mxfp4.gguf"};
     int n_ggufs = 0;
     for (size_t i = 0; i < PGD_ARRAY_LEN(names); i++) {

@@ -573,6 +573,12 @@ static void test_model_mutations_experts(void **state)
     damage_tiny_directory("tests/data/models/qwen3moe-tiny", true);
 }
 
+static void test_model_mutations_wrapper(void **state)
+{
+    (void)state;
+    damage_tiny_directory("tests/data/models/llama4-wrapped-tiny", true);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -590,6 +596,7 @@ int main(void)
         cmocka_unit_test(test_model_mutations_tiny_directory),
         cmocka_unit_test(test_model_mutations_encoder_decoder),
         cmocka_unit_test(test_model_mutations_tiny_hybrid),
+        cmocka_unit_test(test_model_mutations_wrapper),
     };
     return cmocka_run_group_tests(tests, make_model_dir, remove_model_dir);
 }
