@@ -234,8 +234,9 @@ static pgd_err find_arch(reader *r)
         return pgd_fail(
             r->why, PGD_EUNSUPPORTED,
             "architecture \"%s\" is a language model (\"text_config\") within a larger "
-            "one, which is not supported by this build; use a GGUF file of the language "
-            "model, or a directory that holds it alone",
+            "one, of which this build runs those in Gemma3ForConditionalGeneration and "
+            "Llama4ForConditionalGeneration; use a GGUF file of the language model, or a "
+            "directory that holds it alone",
             shown);
     return pgd_fail(
         r->why, PGD_EUNSUPPORTED,

@@ -98,7 +98,7 @@ static void test_model_traits_hf_windows(void **state)
 static void test_model_traits_hf_within_another(void **state)
 {
     (void)state;
-    hf_fails("Gemma3ForConditionalGeneration", ",\"text_config\":{\"num_hidden_layers\":8}",
+    hf_fails("Mistral3ForConditionalGeneration", ",\"text_config\":{\"num_hidden_layers\":8}",
              PGD_EUNSUPPORTED, "use a GGUF file of the language model");
     hf_fails("GemmaForCausalLM", "", PGD_EUNSUPPORTED, "which runs LlamaForCausalLM");
 }

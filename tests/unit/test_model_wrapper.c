@@ -177,7 +177,8 @@ static void test_model_wrapper_malformed(void **state)
     refused(GEMMA3("", "\"use_bidirectional_attention\":true"), PGD_EUNSUPPORTED,
             "use_bidirectional_attention");
     refused("{\"architectures\":[\"LlavaForConditionalGeneration\"],\"text_config\":{}}",
-            PGD_EUNSUPPORTED, "Gemma3ForConditionalGeneration, Llama4ForConditionalGeneration");
+            PGD_EUNSUPPORTED,
+            "those in Gemma3ForConditionalGeneration and Llama4ForConditionalGeneration");
 }
 
 static void test_model_wrapper_names(void **state)
