@@ -4,7 +4,8 @@
  *
  * The snapshot walks the block ids, a few in each step, as long as half of the ring is free. Since
  * its pieces and the events share the ring, the order is right by itself: what changes behind the
- * walk is told by events, what changes before it is seen when the walk comes there. */
+ * walk is told by events, what changes before it is seen when the walk comes there. Until the end of the
+ * walk every copy of a hash is told, not only the first: the first may lie before the walk and go. */
 #include "engine/kv/kv_events.h"
 
 #include <stdatomic.h>
@@ -198,6 +199,11 @@ void kv_events_cleared(kv_events *e)
 {
     record head = {.kind = KV_CACHE_CLEARED, .group_id = -1};
     write_event(e, head, NULL, NULL, 0, NULL, NULL);
+}
+
+bool kv_events_is_in_snapshot(const kv_events *e)
+{
+    return e->cursor != NO_SNAPSHOT;
 }
 
 static void begin_snapshot(kv_events *e)

@@ -85,6 +85,9 @@ PGD_MUST_USE pgd_err kv_events_set_groups(kv_events *e, const struct kv_group_sp
 void kv_events_stored(kv_events *e, const kv_stored *what);
 void kv_events_removed(kv_events *e, int32_t group_id, const block_hash *hash);
 void kv_events_cleared(kv_events *e);
+/* A snapshot is under way: further copies of a hash must be told as well, since the one that made it
+ * known before may go before the walk comes to it. */
+bool kv_events_is_in_snapshot(const kv_events *e);
 /* A piece of the snapshot that was asked for, if any; bounded work. */
 void kv_events_pump(kv_events *e, const struct block_pool *pool);
 

@@ -201,6 +201,11 @@ static void tell_stored(const kv_group_manager *g, const kv_content *content, in
         kv_events_stored(g->events, &stored);
 }
 
+static bool is_news(const kv_group_manager *g, const block_hash *hash)
+{
+    return kv_events_is_in_snapshot(g->events) || block_pool_lookup(g->pool, hash, g->group_id) < 0;
+}
+
 void kv_group_manager_publish(kv_group_manager *g, int32_t row, const kv_content *content,
                               int32_t n_tokens)
 {
@@ -218,8 +223,7 @@ void kv_group_manager_publish(kv_group_manager *g, int32_t row, const kv_content
         const block_hash *hash =
             &content->hashes[(size_t)(i + 1) * (size_t)g->hashes_per_block - 1];
         bool is_used = can_be_hit(g, i);
-        bool is_new =
-            g->events != NULL && is_used && block_pool_lookup(g->pool, hash, g->group_id) < 0;
+        bool is_new = is_used && g->events != NULL && is_news(g, hash);
         if (is_used)
             block_pool_publish(g->pool, table[i], hash, g->group_id);
         if (is_new) {

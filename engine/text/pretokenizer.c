@@ -137,6 +137,34 @@ static size_t match_line_breaks(const scan *s, size_t start)
     return best;
 }
 
+/* \p{N}{1,max}, behind a first digit that ends at end. */
+static size_t match_digits(const scan *s, size_t end, int32_t max_digits)
+{
+    for (int32_t i = 1; i < max_digits; i++) {
+        size_t next;
+        if (!(unicode_class(char_at(s, end, &next)) & UNICODE_NUMBER))
+            break;
+        end = next;
+    }
+    return end;
+}
+
+/*  ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+ with one more character in the second brackets,
+ * or '\n' for none. */
+static size_t match_rest(const scan *s, size_t start, char also)
+{
+    size_t body = start + (s->text[start] == ' ' ? 1 : 0);
+    size_t end = run_of_other(s, body);
+    if (end > body) {
+        while (end < s->n_bytes &&
+               (s->text[end] == '\r' || s->text[end] == '\n' || s->text[end] == also))
+            end++;
+        return end;
+    }
+    end = match_line_breaks(s, start);
+    return end > start ? end : match_spaces(s, start);
+}
+
 static size_t next_tiktoken(const scan *s, size_t start, int32_t max_digits)
 {
     size_t end = match_contraction(s, start, true);
@@ -148,31 +176,64 @@ static size_t next_tiktoken(const scan *s, size_t start, int32_t max_digits)
     unsigned class = unicode_class(cp);
     if (class & UNICODE_LETTER)
         return run_of(s, first, UNICODE_LETTER);
-    if (class & UNICODE_NUMBER) {
-        end = first;
-        for (int32_t i = 1; i < max_digits; i++) {
-            size_t next;
-            if (!(unicode_class(char_at(s, end, &next)) & UNICODE_NUMBER))
-                break;
-            end = next;
-        }
-        return end;
-    }
+    if (class & UNICODE_NUMBER)
+        return match_digits(s, first, max_digits);
     if (cp != '\r' && cp != '\n') {
         end = run_of(s, first, UNICODE_LETTER);
         if (end > first)
             return end;
     }
-    /*  ?[^\s\p{L}\p{N}]+[\r\n]* */
-    size_t body = start + (cp == ' ' ? 1 : 0);
-    end = run_of_other(s, body);
-    if (end > body) {
-        while (end < s->n_bytes && (s->text[end] == '\r' || s->text[end] == '\n'))
-            end++;
-        return end;
+    return match_rest(s, start, '\n');
+}
+
+/* C*S+ : where no S follows the run of C, the run gives back what stands behind its last character
+ * that is both, and S+ is that character. */
+static size_t match_small(const scan *s, size_t start)
+{
+    size_t pos = start;
+    size_t last_both = start; /* its end */
+    while (pos < s->n_bytes) {
+        size_t end;
+        unsigned class = unicode_class(char_at(s, pos, &end));
+        if (!(class & UNICODE_CAPITAL))
+            break;
+        pos = end;
+        if (class & UNICODE_SMALL)
+            last_both = end;
     }
-    end = match_line_breaks(s, start);
-    return end > start ? end : match_spaces(s, start);
+    size_t end = run_of(s, pos, UNICODE_SMALL);
+    return end > pos ? end : last_both;
+}
+
+/* A word: one character in front that may be missing, then C*S+, else C+S*, which is a run of C alone
+ * since an S behind it would have made the first match. Without the character in front C+S* never
+ * begins: only a mark stands in front as well as in C, and C*S+ takes that. */
+static size_t match_word(const scan *s, size_t start, size_t body)
+{
+    size_t end = match_small(s, body);
+    if (end > body)
+        return end;
+    if (body > start) {
+        end = match_small(s, start);
+        if (end > start)
+            return end;
+    }
+    end = run_of(s, body, UNICODE_CAPITAL);
+    return end > body ? end : start;
+}
+
+static size_t next_o200k(const scan *s, size_t start)
+{
+    size_t first;
+    int32_t cp = char_at(s, start, &first);
+    unsigned class = unicode_class(cp);
+    if (class & UNICODE_NUMBER)
+        return match_digits(s, first, 3);
+    bool may_lead = !(class & UNICODE_LETTER) && cp != '\r' && cp != '\n';
+    size_t end = match_word(s, start, may_lead ? first : start);
+    if (end > start)
+        return end < s->n_bytes ? match_contraction(s, end, true) : end;
+    return match_rest(s, start, '/');
 }
 
 static size_t next_smollm(const scan *s, size_t start)
@@ -205,6 +266,8 @@ size_t pretokenizer_next(pretokenizer_rule rule, const char *text, size_t n_byte
         return next_tiktoken(&s, start, 1);
     case PRETOKENIZER_SMOLLM:
         return next_smollm(&s, start);
+    case PRETOKENIZER_O200K:
+        return next_o200k(&s, start);
     case PRETOKENIZER_NONE:
         break;
     }
@@ -234,7 +297,8 @@ bool pretokenizer_from_name(pretokenizer_rule *out, const char *name, size_t n_b
         {"gpt-2", PRETOKENIZER_GPT2},       {"gpt2", PRETOKENIZER_GPT2},
         {"llama-bpe", PRETOKENIZER_LLAMA3}, {"llama3", PRETOKENIZER_LLAMA3},
         {"llama-v3", PRETOKENIZER_LLAMA3},  {"qwen2", PRETOKENIZER_QWEN2},
-        {"smollm", PRETOKENIZER_SMOLLM},
+        {"smollm", PRETOKENIZER_SMOLLM},    {"gpt-4o", PRETOKENIZER_O200K},
+        {"llama4", PRETOKENIZER_O200K},
     };
     return find_rule(out, rules, PGD_ARRAY_LEN(rules), name, n_bytes);
 }
@@ -242,6 +306,8 @@ bool pretokenizer_from_name(pretokenizer_rule *out, const char *name, size_t n_b
 bool pretokenizer_from_regex(pretokenizer_rule *out, const char *regex, size_t n_bytes)
 {
 #define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define CAPITAL      "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define SMALL        "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define TAIL         "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
     static const named_rule rules[] = {
         {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
@@ -250,8 +316,14 @@ bool pretokenizer_from_regex(pretokenizer_rule *out, const char *regex, size_t n
          PRETOKENIZER_GPT2},
         {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}" TAIL, PRETOKENIZER_LLAMA3},
         {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" TAIL, PRETOKENIZER_QWEN2},
+        {"[^\\r\\n\\p{L}\\p{N}]?" CAPITAL "*" SMALL "+" CONTRACTIONS
+         "?|[^\\r\\n\\p{L}\\p{N}]?" CAPITAL "+" SMALL "*" CONTRACTIONS
+         "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+         PRETOKENIZER_O200K},
     };
 #undef TAIL
+#undef SMALL
+#undef CAPITAL
 #undef CONTRACTIONS
     return find_rule(out, rules, PGD_ARRAY_LEN(rules), regex, n_bytes);
 }

@@ -7,6 +7,10 @@
  *   LLAMA3  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}
  *           | ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
  *   QWEN2   the same with \p{N} for \p{N}{1,3}
+ *   O200K   [^\r\n\p{L}\p{N}]?C*S+('…)?|[^\r\n\p{L}\p{N}]?C+S*('…)?|\p{N}{1,3}
+ *           | ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
+ *           with C = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}], S = [\p{Ll}\p{Lm}\p{Lo}\p{M}] and the first
+ *           alternative of LLAMA3 for '…
  *   SMOLLM  each \p{N} alone, then GPT2 on what lies between
  *   NONE    one piece
  *
@@ -25,7 +29,8 @@ typedef enum pretokenizer_rule {
     PRETOKENIZER_GPT2,
     PRETOKENIZER_LLAMA3,
     PRETOKENIZER_QWEN2,
-    PRETOKENIZER_SMOLLM
+    PRETOKENIZER_SMOLLM,
+    PRETOKENIZER_O200K
 } pretokenizer_rule;
 
 /* End of the piece that begins at start (start < n_bytes, a piece border). Always > start. */

@@ -216,7 +216,7 @@ static pgd_err load_byte_level(tokenizer *t, const gguf_file *file, const gguf_v
         return pgd_fail(
             why, PGD_EUNSUPPORTED,
             "tokenizer: pre-tokenizer \"%.*s\" is not supported; expected one of gpt-2, llama-bpe, "
-            "qwen2, smollm in %s",
+            "qwen2, smollm, gpt-4o, llama4 in %s",
             (int)PGD_MIN(pre.n_bytes, 80), pre.data, KEY("pre"));
     }
     if (t->rule == PRETOKENIZER_QWEN2)

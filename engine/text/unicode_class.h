@@ -1,6 +1,6 @@
 /* Character classes of code points, as pre-tokenizer expressions see them.
  *
- * Classes are \p{L}, \p{N}, \s and \w as the expression engines behind Hugging Face tokenizers
+ * Classes are \p{L}, \p{N}, \s, \w and two unions of categories as the expression engines behind Hugging Face tokenizers
  * define them (Unicode 16), independent of the system's Unicode library.
  *
  * Thread:  any
@@ -15,7 +15,10 @@ enum {
     UNICODE_LETTER = 1, /* \p{L} */
     UNICODE_NUMBER = 2, /* \p{N} */
     UNICODE_SPACE = 4,  /* \s = White_Space */
-    UNICODE_WORD = 8    /* \w: alphabetic, mark, decimal digit, connector, join control */
+    UNICODE_WORD = 8,   /* \w: alphabetic, mark, decimal digit, connector, join control */
+    /* Halves of a word; letters without case and marks are in both. */
+    UNICODE_CAPITAL = 16, /* [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}] */
+    UNICODE_SMALL = 32    /* [\p{Ll}\p{Lm}\p{Lo}\p{M}] */
 };
 
 typedef struct unicode_range {

@@ -75,6 +75,9 @@ def train():
     out["added"] = (st.byte_level("qwen2", N_VOCAB, text, odd_added_tokens()), {"eos": "<|endoftext|>"}, None, None)
     config = {"bos": "<|begin_of_text|>", "eos": "<|eot_id|>", "add_bos": True, "chat_template": st.LLAMA3_CHAT}
     out["llama3"] = (st.byte_level("llama3", N_VOCAB, text, llama3, bos="<|begin_of_text|>"), config, None, "llama-bpe")
+    llama4 = st.special("<|begin_of_text|>", "<|end_of_text|>", "<|header_start|>", "<|header_end|>", "<|eot|>")
+    config = {"bos": "<|begin_of_text|>", "eos": "<|eot|>", "add_bos": True, "chat_template": st.LLAMA4_CHAT}
+    out["o200k"] = (st.byte_level("o200k", N_VOCAB, text, llama4, bos="<|begin_of_text|>"), config, None, "llama4")
     config = {"eos": "<|im_end|>", "pad": "<|endoftext|>", "chat_template": st.CHATML}
     out["qwen2"] = (st.byte_level("qwen2", N_VOCAB, text, chatml + think), config, None, "qwen2")
     config = {"bos": "<|im_start|>", "eos": "<|im_end|>", "chat_template": st.CHATML}

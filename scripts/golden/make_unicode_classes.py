@@ -8,7 +8,7 @@ usage: make_unicode_classes.py > engine/text/unicode_class_data.c
 """
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
-LETTER, NUMBER, SPACE, WORD = 1, 2, 4, 8
+LETTER, NUMBER, SPACE, WORD, CAPITAL, SMALL = 1, 2, 4, 8, 16, 32
 ALL = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 
 
@@ -34,7 +34,8 @@ def word_members():
 def main():
     classes = {c: 0 for c in ALL}
     for bit, chars in ((LETTER, members(r"\p{L}+")), (NUMBER, members(r"\p{N}+")), (SPACE, members(r"\s+")),
-                       (WORD, word_members())):
+                       (WORD, word_members()), (CAPITAL, members(r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+")),
+                       (SMALL, members(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"))):
         for c in chars:
             classes[c] |= bit
     ranges = []
@@ -49,7 +50,8 @@ def main():
     print("/* Character classes by range of code points: made by scripts/golden/make_unicode_classes.py, not by hand.\n"
           " *\n"
           " * Facts of the Unicode Character Database as the expression engines of Hugging Face tokenizers know them;\n"
-          " * class is a sum of UNICODE_LETTER 1, UNICODE_NUMBER 2, UNICODE_SPACE 4, UNICODE_WORD 8. Ranges ascend.\n"
+          " * class is a sum of UNICODE_LETTER 1, UNICODE_NUMBER 2, UNICODE_SPACE 4, UNICODE_WORD 8, UNICODE_CAPITAL 16,\n"
+          " * UNICODE_SMALL 32. Ranges ascend.\n"
           " */\n"
           '#include "engine/text/unicode_class.h"\n\n'
           "/* clang-format off */\n"

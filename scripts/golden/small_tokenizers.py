@@ -14,6 +14,11 @@ LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+O200K_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -23,6 +28,11 @@ LLAMA3_CHAT = (
     "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
     "{{ message['content'] | trim }}{{ '<|eot_id|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+LLAMA4_CHAT = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|header_start|>' + message['role'] + '<|header_end|>\n\n' }}"
+    "{{ message['content'] | trim }}{{ '<|eot|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|header_start|>assistant<|header_end|>\n\n' }}{% endif %}"
 )
 MISTRAL_CHAT = (
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
@@ -48,7 +58,7 @@ def pre_tokenizer(rule):
         return byte_level
     if rule == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    split = {"llama3": LLAMA3_SPLIT, "qwen2": QWEN2_SPLIT}[rule]
+    split = {"llama3": LLAMA3_SPLIT, "qwen2": QWEN2_SPLIT, "o200k": O200K_SPLIT}[rule]
     return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated", invert=False), byte_level])
 
 

@@ -24,6 +24,7 @@ typedef struct subject {
 static subject subjects[] = {
     {"tests/data/tokenizers/gpt2", NULL, true},
     {"tests/data/tokenizers/llama3", NULL, true},
+    {"tests/data/tokenizers/o200k", NULL, true},
     {"tests/data/tokenizers/qwen2/vocab.gguf", NULL, false},
     {"tests/data/tokenizers/smollm", NULL, false},
     {"tests/data/tokenizers/spm/vocab.gguf", NULL, false},

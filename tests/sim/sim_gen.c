@@ -158,6 +158,7 @@ static void draw_config(sim_config *c, int32_t config_idx)
     c->num_lookahead_tokens = f.has_drafts && chance(30) ? rnd(4) : 0;
     c->watermark_percent = chance(20) ? 10 : 0;
     c->check_every = 1;
+    c->is_cut = chance(5);
     c->has_tier = f.model != MODEL_CROSS && chance(30);
     c->enable_chunked_prefill = 1;
     draw_pool(c);

@@ -37,26 +37,29 @@ static bool is_dropping(const sim_config *c, int32_t g)
     return c->use_eagle != 0 && (c->groups[g].is_eagle != 0 || !is_any_marked);
 }
 
-/* A prefix of n tokens can be reused when the next position finds all that it reads; for a draft
- * head that continues hidden states the block behind it must be there too. */
-static bool is_hit(const sim_state *s, const request *r, int32_t n)
+/* A prefix of n tokens can be reused by the group when the next position finds all that it reads;
+ * for a draft head that continues hidden states the block behind it must be there too. */
+static bool is_hit_of(const sim_state *s, const request *r, int32_t g, int32_t n)
 {
+    const sim_group *group = &s->config->groups[g];
     int32_t n_known = PGD_MIN(r->n_block_hashes * s->config->block_size, r->n_tokens - 1);
-    if (n > n_known)
+    int32_t end = n / group->block_size + is_dropping(s->config, g);
+    if (n > n_known || end * group->block_size > n_known)
         return false;
-    for (int32_t g = 0; g < s->config->n_groups; g++) {
-        const sim_group *group = &s->config->groups[g];
-        if (!is_cached_kind(group))
-            continue;
-        int32_t end = n / group->block_size + is_dropping(s->config, g);
-        if (end * group->block_size > n_known)
+    for (int32_t i = sim_first_read(group, n) / group->block_size; i < end; i++) {
+        if (!is_published(s, g, r->block_hashes, r->n_block_hashes, i))
             return false;
-        for (int32_t i = sim_first_read(group, n) / group->block_size; i < end; i++) {
-            if (!is_published(s, g, r->block_hashes, r->n_block_hashes, i))
-                return false;
-        }
     }
     return true;
+}
+
+static bool is_hit(const sim_state *s, const request *r, int32_t n)
+{
+    for (int32_t g = 0; g < s->config->n_groups; g++) {
+        if (is_cached_kind(&s->config->groups[g]) && !is_hit_of(s, r, g, n))
+            return false;
+    }
+    return n <= r->n_block_hashes * s->config->block_size;
 }
 
 void sim_oracle_check_lookup(sim_state *s)
@@ -72,6 +75,15 @@ void sim_oracle_check_lookup(sim_state *s)
     const kv_hit *hit = kv_manager_lookup(s->sched->kv, r);
     SIM_CHECK(s, hit->n_tokens == n, "request %d hits %d tokens, expected %d", (int)r->id,
               hit->n_tokens, n);
+    for (int32_t g = 0; g < s->config->n_groups; g++) {
+        int32_t bs = s->config->groups[g].block_size;
+        n = is_on && is_cached_kind(&s->config->groups[g]) ? (r->n_tokens - 1) / bs * bs : 0;
+        while (n > 0 && !is_hit_of(s, r, g, n))
+            n -= bs;
+        int32_t n_found = kv_manager_lookup_group(&hit, s->sched->kv, r, g);
+        SIM_CHECK(s, n_found == n, "request %d hits %d tokens in group %d, expected %d", (int)r->id,
+                  n_found, g, n);
+    }
 }
 
 void sim_oracle_remember(sim_state *s, const request *r)

@@ -113,10 +113,11 @@ static void on_release(void *arg, request *r)
     sim_state *s = arg;
     sim_life *life = &s->lives[r->id];
     life->n_released++;
-    SIM_CHECK(
-        s, life->n_released == 1 && life->n_finished == 1 && r->n_in_flight == 0 && r->kv_row < 0,
-        "request %d: released %d times, finished %d, %d in flight, row %d", (int)r->id,
-        life->n_released, life->n_finished, r->n_in_flight, r->kv_row);
+    SIM_CHECK(s,
+              life->n_released == 1 &&
+                  (s->is_ending || (life->n_finished == 1 && r->n_in_flight == 0 && r->kv_row < 0)),
+              "request %d: released %d times, finished %d, %d in flight, row %d", (int)r->id,
+              life->n_released, life->n_finished, r->n_in_flight, r->kv_row);
     request_destroy(r);
 }
 
@@ -384,17 +385,23 @@ static void drain(sim_state *s)
     }
 }
 
+static void check_released(sim_state *s)
+{
+    for (int32_t id = 0; id < SIM_MAX_REQUESTS; id++) {
+        const sim_life *life = &s->lives[id];
+        bool is_finished = life->n_finished == 1 || s->config->is_cut != 0;
+        SIM_CHECK(s, life->request == NULL || (is_finished && life->n_released == 1),
+                  "request %d: finished %d, released %d", id, life->n_finished, life->n_released);
+    }
+    s->total->n_runs++;
+}
+
 static void check_end(sim_state *s)
 {
     scheduler_stats stats;
     scheduler_get_stats(s->sched, &stats);
     SIM_CHECK(s, stats.n_blocks_free == s->config->n_blocks - 1,
               "%d of %d blocks are free at the end", stats.n_blocks_free, s->config->n_blocks - 1);
-    for (int32_t id = 0; id < SIM_MAX_REQUESTS; id++) {
-        const sim_life *life = &s->lives[id];
-        SIM_CHECK(s, life->request == NULL || (life->n_finished == 1 && life->n_released == 1),
-                  "request %d: finished %d, released %d", id, life->n_finished, life->n_released);
-    }
     SIM_CHECK(s, stats.n_running == 0 && stats.n_waiting == 0, "%d running, %d waiting at the end",
               stats.n_running, stats.n_waiting);
     /* Each prompt token is cached or computed for the first time at most once. */
@@ -406,7 +413,6 @@ static void check_end(sim_state *s)
     for (int i = 0; i < SIM_MAX_SEQS; i++)
         SIM_CHECK(s, !s->worker.rows[i].is_used, "the worker still has a row of request %d",
                   (int)s->worker.rows[i].id);
-    s->total->n_runs++;
     s->total->n_preemptions += stats.n_preemptions;
     s->total->n_hit_positions += s->worker.n_hit_positions;
     s->total->n_loads += s->tier.n_loads;
@@ -502,9 +508,13 @@ void sim_run(const sim_trace *t, sim_totals *total)
         if (s->op_idx % s->config->check_every == 0)
             check_all(s);
     }
-    drain(s);
-    check_end(s);
+    if (s->config->is_cut == 0) {
+        drain(s);
+        check_end(s);
+    }
+    s->is_ending = true;
     scheduler_destroy(s->sched);
+    check_released(s);
     block_hasher_destroy(s->hasher);
     sim_worker_deinit(&s->worker);
     free(s->scratch.data);

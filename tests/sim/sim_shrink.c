@@ -116,6 +116,7 @@ static bool simplify(shrinker *s)
           {offsetof(sim_config, policy), 0},
           {offsetof(sim_config, use_eagle), 0},
           {offsetof(sim_config, has_tier), 0},
+          {offsetof(sim_config, is_cut), 0},
           {offsetof(sim_config, is_async), 0},
           {offsetof(sim_config, depth), 1},
           {offsetof(sim_config, max_drafts), 0},

@@ -59,6 +59,7 @@ typedef struct sim_state {
     int32_t op_idx;
     sim_past past[SIM_N_PAST];
     int32_t next_past;
+    bool is_ending;  /* the scheduler lets go of what it has */
     bool has_errors; /* some request fails on the worker, which un-publishes in the middle */
     sim_totals *total;
 } sim_state;

@@ -37,6 +37,7 @@ static const member config_members[] = {
     MEMBER(sim_config, max_drafts, 0, PGD_MAX_DRAFT_TOKENS),
     MEMBER(sim_config, n_right_in_4, 0, 4),
     MEMBER(sim_config, has_tier, 0, 1),
+    MEMBER(sim_config, is_cut, 0, 1),
     MEMBER(sim_config, check_every, 1, 1 << 20),
 };
 

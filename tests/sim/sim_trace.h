@@ -11,7 +11,7 @@
  *                                                    come in an order drawn from it
  *   abort 0 | kill | clear                           kill: the worker dies; clear: the prefix cache
  *
- * After the last operation all requests are run to their end.
+ * After the last operation all requests are run to their end, unless the configuration is_cut.
  */
 #ifndef TESTS_SIM_SIM_TRACE_H
 #define TESTS_SIM_SIM_TRACE_H
@@ -60,6 +60,7 @@ typedef struct sim_config {
     int32_t max_drafts;   /* that the worker proposes for a request, 0 = none */
     int32_t n_right_in_4; /* drafts are right this often */
     int32_t has_tier;
+    int32_t is_cut;      /* ends after the last operation, whatever is under way */
     int32_t check_every; /* steps between integrity checks of the whole scheduler */
     int32_t n_groups;
     sim_group groups[SIM_MAX_GROUPS];

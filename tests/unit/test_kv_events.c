@@ -372,6 +372,53 @@ static void test_kv_events_overflow_drops_until_the_snapshot(void **state)
     end(m);
 }
 
+/* While the walk of a snapshot has not come to the only copy of a hash, another is published behind the
+ * walk, and the first goes. */
+static void test_kv_events_snapshot_tells_copies_behind_the_walk(void **state)
+{
+    (void)state;
+    begin(KV_EVENTS_MIN_BYTES);
+    const kv_group_spec spec = spec_of(ATTENTION_FULL, 1, 0);
+    kv_manager *m = new_watched(600, &spec, 1, 1);
+    request *low = new_range(1000, 250, 1);
+    request *middle = new_range(2000, 250, 1);
+    request *r0 = new_range(0, 4, 1);
+    request *r1 = new_range(0, 4, 1);
+    assert_true(alloc(NULL, m, low, 250));
+    assert_true(alloc(NULL, m, middle, 250));
+    assert_true(alloc(NULL, m, r0, 4));
+    EXPECT_TABLE(m, r0, 501, 502, 503, 504);
+    kv_manager_free(m, low, 0);
+    kv_events_request_snapshot(events);
+    kv_manager_pump_events(m);
+    r1->skip_prefix_lookup = true;
+    assert_true(alloc(NULL, m, r1, 4));
+    EXPECT_TABLE(m, r1, 250, 249, 248, 247);
+    kv_manager_free(m, r0, 0);
+    bool is_told[4] = {false};
+    bool is_begun = false;
+    for (bool is_ended = false; !is_ended; kv_manager_pump_events(m)) {
+        for (kv_cache_event ev; kv_events_peek(&ev, events); kv_events_pop(events)) {
+            is_begun = is_begun || ev.kind == KV_CACHE_SNAPSHOT_BEGIN;
+            is_ended = is_ended || ev.kind == KV_CACHE_SNAPSHOT_END;
+            for (int32_t i = 0; is_begun && i < ev.n_hashes; i++) {
+                for (int32_t k = 0; k < 4; k++) {
+                    if (memcmp(&ev.hashes[i], &r1->block_hashes[k], sizeof(block_hash)) == 0)
+                        is_told[k] = ev.kind == KV_CACHE_STORED;
+                }
+            }
+        }
+    }
+    for (int32_t k = 0; k < 4; k++)
+        assert_true(is_told[k]);
+    give_back(m, r1);
+    give_back(m, middle);
+    request *all[] = {low, middle, r0, r1};
+    for (size_t i = 0; i < PGD_ARRAY_LEN(all); i++)
+        request_destroy(all[i]);
+    end(m);
+}
+
 /* A record that does not fit before the end needs its room at the front: what was left at the end is
  * lost to it, and unread records stay as they are. */
 static void test_kv_events_wrap_spares_unread_records(void **state)
@@ -526,6 +573,7 @@ int main(void)
         cmocka_unit_test(test_kv_events_removed_with_the_last_copy),
         cmocka_unit_test(test_kv_events_reader_knows_the_cache),
         cmocka_unit_test(test_kv_events_overflow_drops_until_the_snapshot),
+        cmocka_unit_test(test_kv_events_snapshot_tells_copies_behind_the_walk),
         cmocka_unit_test(test_kv_events_wrap_spares_unread_records),
         cmocka_unit_test(test_kv_events_long_store_is_told_in_pieces),
         cmocka_unit_test(test_kv_events_create_refuses),

@@ -18,9 +18,9 @@ typedef struct cut_case {
     const char *pieces; /* '^' between pieces */
 } cut_case;
 
-static const pretokenizer_rule all_rules[] = {PRETOKENIZER_NONE, PRETOKENIZER_GPT2,
+static const pretokenizer_rule all_rules[] = {PRETOKENIZER_NONE,   PRETOKENIZER_GPT2,
                                               PRETOKENIZER_LLAMA3, PRETOKENIZER_QWEN2,
-                                              PRETOKENIZER_SMOLLM};
+                                              PRETOKENIZER_SMOLLM, PRETOKENIZER_O200K};
 
 static void cut(char *out, pretokenizer_rule rule, const char *text, size_t n_bytes)
 {
@@ -133,6 +133,39 @@ static void test_pretokenizer_cuts_as_reference(void **state)
         {PRETOKENIZER_SMOLLM, "\x0B\x0C^\xC2\x85^x"},
         {PRETOKENIZER_SMOLLM, "\xE2\x80\x8B\xE1\xA0\x8E^ z"},
         {PRETOKENIZER_SMOLLM, "'^l^ '^lL^ '^r^'^e"},
+        {PRETOKENIZER_O200K, "Hello^ world"},
+        {PRETOKENIZER_O200K, " ^ Hello^  ^ world^  "},
+        {PRETOKENIZER_O200K, "it's^ IT'S^ we'Re^'LL^ '^tis"},
+        {PRETOKENIZER_O200K, "'\xC5\xBF^ '^x^ ''^s^ '"},
+        {PRETOKENIZER_O200K, "abc^123^ ^456^7^ ^89"},
+        {PRETOKENIZER_O200K, "123^456^7"},
+        {PRETOKENIZER_O200K, "x^1^ ^2^ ^ ^3^\t^4"},
+        {PRETOKENIZER_O200K, " \n\n^ ^ a^\n"},
+        {PRETOKENIZER_O200K, "a^\r\n\r\n^b^  \n^ c"},
+        {PRETOKENIZER_O200K, "foo^!!!\n\n^bar^ ..."},
+        {PRETOKENIZER_O200K, "\xC2\xA0^\xC2\xA0x^\xE3\x80\x80y"},
+        {PRETOKENIZER_O200K, "\xD9\xA1\xD9\xA2\xD9\xA3^\xD9\xA4^ ^\xC2\xBD\xE2\x85\xA7"},
+        {PRETOKENIZER_O200K, "\xE4\xB8\xAD\xE6\x96\x87^ \xE6\x97\xA5\xE6\x9C\xAC"},
+        {PRETOKENIZER_O200K, "e\xCC\x81\xCC\x81^ \xCC\x81"},
+        {PRETOKENIZER_O200K, "\xF0\x9F\x91\xA9\xE2\x80\x8D\xF0\x9F\x91\xA9^ \xF0\x9F\x99\x82"},
+        {PRETOKENIZER_O200K, "\t^\tif^ (^x^ ==^ ^1^)^ {\n"},
+        {PRETOKENIZER_O200K, "<|^im^_end^|>^ a^_b^-c"},
+        {PRETOKENIZER_O200K, "   "},
+        {PRETOKENIZER_O200K, "\n"},
+        {PRETOKENIZER_O200K, " "},
+        {PRETOKENIZER_O200K, "\x0B\x0C^\xC2\x85x"},
+        {PRETOKENIZER_O200K, "\xE2\x80\x8B\xE1\xA0\x8E^ z"},
+        {PRETOKENIZER_O200K, "'l^ '^l^L^ '^r^'e"},
+        {PRETOKENIZER_O200K, "foo^Bar^BAZqux^ XMLHttp"},
+        {PRETOKENIZER_O200K, "don't^ DON'T^ I'LL^x^ we'VE^'^ x's^S"},
+        {PRETOKENIZER_O200K, "ABC'S^ a^BC'd^ '^S"},
+        {PRETOKENIZER_O200K, "a^/b^/\n/^c^ !/\n/^ //"},
+        {PRETOKENIZER_O200K, "\xCC\x81" "Ab^ \xCC\x81^AB^ A\xCC\x81^B^ A\xCC\x81" "b^ !\xCC\x81^x"},
+        {PRETOKENIZER_O200K, "\xC7\x85" "a^\xC7\x85^ \xC7\x85\xC7\x85" "b"},
+        {PRETOKENIZER_O200K, "\xCA\xB0^A^ \xE4\xB8\xAD" "A\xE4\xB8\xAD^ ABC\xE4\xB8\xAD" "DEf^ A\xE4\xB8\xAD^B's^C"},
+        {PRETOKENIZER_O200K, "\xC2\xAA" "B\xC2\xBA'll"},
+        {PRETOKENIZER_O200K, "\n^ABC^ \r^abc^\tABC^\tabc"},
+        {PRETOKENIZER_O200K, "\xC3\x89T\xC3\x89^ \xC3\xA9t\xC3\xA9^ \xC3\x89t^\xC3\x89's"},
     };
     /* clang-format on */
     for (size_t i = 0; i < PGD_ARRAY_LEN(cases); i++) {
@@ -182,7 +215,7 @@ static void test_pretokenizer_takes_nul_as_other(void **state)
 static void test_pretokenizer_covers_every_short_text(void **state)
 {
     (void)state;
-    static const char letters[] = {' ', '\n', '\t', 'a', '1', '\'', 's', '!'};
+    static const char letters[] = {' ', '\n', 'A', 'a', '1', '\'', 's', '/'};
     for (size_t r = 0; r < PGD_ARRAY_LEN(all_rules); r++) {
         for (uint32_t code = 0; code < 8u * 8 * 8 * 8 * 8; code++) {
             char text[5];
@@ -205,8 +238,21 @@ static void test_pretokenizer_covers_every_short_text(void **state)
 static void test_pretokenizer_long_runs_are_linear(void **state)
 {
     (void)state;
-    static const char *const units[] = {
-        "a", ".", " ", "\n", "1", " \n", "\t ", "\xE4\xB8\xAD", "'s", "\xCC\x81", "\xFF"};
+    static const char *const units[] = {"a",
+                                        ".",
+                                        " ",
+                                        "\n",
+                                        "1",
+                                        " \n",
+                                        "\t ",
+                                        "\xE4\xB8\xAD",
+                                        "'s",
+                                        "\xCC\x81",
+                                        "\xFF",
+                                        "A",
+                                        "\xCC\x81"
+                                        "AAA",
+                                        "/\n"};
     size_t n = 1 << 20;
     char *text = mem_alloc(n + 8);
     assert_non_null(text);
@@ -237,11 +283,18 @@ static void test_pretokenizer_names(void **state)
     assert_int_equal(rule, PRETOKENIZER_QWEN2);
     assert_true(pretokenizer_from_name(&rule, "gpt-2", 5));
     assert_int_equal(rule, PRETOKENIZER_GPT2);
+    assert_true(pretokenizer_from_name(&rule, "llama4", 6));
+    assert_int_equal(rule, PRETOKENIZER_O200K);
+    assert_true(pretokenizer_from_name(&rule, "gpt-4o", 6));
+    assert_int_equal(rule, PRETOKENIZER_O200K);
     assert_false(pretokenizer_from_name(&rule, "tekken", 6));
     assert_false(pretokenizer_from_name(&rule, "qwen", 4));
     assert_false(pretokenizer_from_name(&rule, "", 0));
     assert_false(pretokenizer_from_regex(&rule, "\\p{L}+", 6));
 }
+
+#define CAPITAL (UNICODE_LETTER | UNICODE_WORD | UNICODE_CAPITAL)
+#define SMALL   (UNICODE_LETTER | UNICODE_WORD | UNICODE_SMALL)
 
 static void test_unicode_class_samples(void **state)
 {
@@ -250,8 +303,8 @@ static void test_unicode_class_samples(void **state)
         int32_t cp;
         unsigned classes;
     } cases[] = {
-        {'a', UNICODE_LETTER | UNICODE_WORD},
-        {'Z', UNICODE_LETTER | UNICODE_WORD},
+        {'a', SMALL},
+        {'Z', CAPITAL},
         {'0', UNICODE_NUMBER | UNICODE_WORD},
         {'_', UNICODE_WORD},
         {' ', UNICODE_SPACE},
@@ -261,18 +314,21 @@ static void test_unicode_class_samples(void **state)
         {0x7F, 0},
         {0x85, UNICODE_SPACE},
         {0xA0, UNICODE_SPACE},
-        {0xAA, UNICODE_LETTER | UNICODE_WORD},
+        {0xAA, CAPITAL | SMALL},
         {0xBD, UNICODE_NUMBER},
-        {0x301, UNICODE_WORD},
+        {0xDF, SMALL},
+        {0x1C5, CAPITAL}, /* a title letter */
+        {0x2B0, CAPITAL | SMALL},
+        {0x301, UNICODE_WORD | UNICODE_CAPITAL | UNICODE_SMALL},
         {0x180E, 0},
         {0x200B, 0},
         {0x200D, UNICODE_WORD},
         {0x2028, UNICODE_SPACE},
         {0x2167, UNICODE_NUMBER | UNICODE_WORD},
         {0x3000, UNICODE_SPACE},
-        {0x4E2D, UNICODE_LETTER | UNICODE_WORD},
+        {0x4E2D, CAPITAL | SMALL},
         {0x1F642, 0},
-        {0x20000, UNICODE_LETTER | UNICODE_WORD},
+        {0x20000, CAPITAL | SMALL},
         {0x10FFFF, 0},
         {-1, 0},
     };

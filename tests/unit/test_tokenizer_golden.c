@@ -325,6 +325,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(test_golden_committed_json, "golden_gpt2_json", "gpt2"),
         CASE(test_golden_committed_json, "golden_llama3_json", "llama3"),
+        CASE(test_golden_committed_json, "golden_o200k_json", "o200k"),
         CASE(test_golden_committed_json, "golden_qwen2_json", "qwen2"),
         CASE(test_golden_committed_json, "golden_smollm_json", "smollm"),
         CASE(test_golden_committed_json, "golden_added_json", "added"),
@@ -334,6 +335,7 @@ int main(void)
         CASE(test_golden_committed_json, "golden_gemma_json", "gemma"),
         CASE(test_golden_committed_gguf, "golden_gpt2_gguf", "gpt2"),
         CASE(test_golden_committed_gguf, "golden_llama3_gguf", "llama3"),
+        CASE(test_golden_committed_gguf, "golden_o200k_gguf", "o200k"),
         CASE(test_golden_committed_gguf, "golden_qwen2_gguf", "qwen2"),
         CASE(test_golden_committed_gguf, "golden_smollm_gguf", "smollm"),
         CASE(test_golden_committed_gguf, "golden_spm_gguf", "spm"),
