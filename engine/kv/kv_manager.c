@@ -81,7 +81,8 @@ static pgd_err create_parts(kv_manager *m, const kv_manager_opts *opts)
 pgd_err kv_manager_create(kv_manager **out, const kv_manager_opts *opts)
 {
     *out = NULL;
-    if (opts->max_holders < 1 || opts->max_model_len < 1 || opts->n_groups < 1)
+    if (opts->max_holders < 1 || opts->max_model_len < 1 ||
+        opts->max_model_len > KV_MANAGER_MAX_MODEL_LEN || opts->n_groups < 1)
         return PGD_EINVAL;
     kv_manager *m = mem_calloc(1, sizeof *m);
     if (m == NULL)

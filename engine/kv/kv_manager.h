@@ -14,6 +14,9 @@
 #include "engine/kv/kv_coordinator.h"
 #include "proto/scheduler_output.h"
 
+/* With a block, a stretch of the alignment or slots behind it, a length still fits 31 bits. */
+#define KV_MANAGER_MAX_MODEL_LEN (1 << 30)
+
 typedef struct kv_manager kv_manager;
 
 typedef struct kv_manager_opts {
@@ -26,7 +29,7 @@ typedef struct kv_manager_opts {
     kv_residency *residency; /* told what comes of blocks, as events */
     int32_t hash_block_size; /* as in kv_coordinator_opts */
     int32_t max_holders;     /* requests that hold blocks at the same time */
-    int32_t max_model_len;
+    int32_t max_model_len;   /* at most KV_MANAGER_MAX_MODEL_LEN */
     int32_t max_unfinished_tokens; /* as in kv_group_opts */
 } kv_manager_opts;
 

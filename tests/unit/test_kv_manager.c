@@ -526,6 +526,14 @@ static void test_kv_manager_create_refuses(void **state)
     bad = good;
     bad.max_holders = 0;
     assert_int_equal(kv_manager_create(&m, &bad), PGD_EINVAL);
+    bad = good;
+    bad.max_model_len = INT32_MAX;
+    assert_int_equal(kv_manager_create(&m, &bad), PGD_EINVAL);
+    bad.max_model_len = KV_MANAGER_MAX_MODEL_LEN;
+    bad.max_unfinished_tokens = KV_MANAGER_MAX_MODEL_LEN;
+    assert_int_equal(kv_manager_create(&m, &bad), PGD_OK);
+    assert_int_equal(kv_manager_n_blocks_for(m, INT32_MAX, 0), KV_MANAGER_MAX_MODEL_LEN / 16);
+    kv_manager_destroy(m);
     assert_int_equal(kv_manager_create(&m, &good), PGD_OK);
     kv_manager_destroy(m);
 }
