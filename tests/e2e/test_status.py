@@ -205,6 +205,7 @@ def test_live_view(sim):
     """On a terminal it goes on, looks again, and outlives the server."""
     pid, fd = os.forkpty()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where the tests were started in the background
         os.execv(PAGED, [str(PAGED), "status", "--url", sim.url, "--interval", "0.2"])
     seen = b""
     end = time.monotonic() + 20 * SLOW
