@@ -45,6 +45,7 @@ typedef struct step_draft {
     int32_t encoder_budget;
     int32_t n_preempted;
     bool has_admission; /* some request was admitted or began to load */
+    bool is_short;      /* a running request waits for blocks that loads or sends hold */
     const uint64_t *only;
     int32_t n_only;
 } step_draft;

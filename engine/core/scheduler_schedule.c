@@ -23,6 +23,12 @@ typedef enum admission {
     ADMISSION_STOP
 } admission;
 
+typedef enum slots {
+    SLOTS_MADE,
+    SLOTS_LATER, /* once a load or a send has ended */
+    SLOTS_NONE   /* it was preempted */
+} slots;
+
 static bool is_allowed(const scheduler *s, const request *r)
 {
     if (s->step.only == NULL)
@@ -174,9 +180,10 @@ static request *find_idle_holder(const scheduler *s, const request *r)
     return newest;
 }
 
-/* Finds room for a running request, at the cost of others if need be. False when it was preempted
- * itself. */
-static bool make_slots(scheduler *s, request *r, int32_t n, int32_t *idx)
+/* Finds room for a running request, at the cost of others if need be. A request that would have to
+ * go itself stays and waits while loads or sends hold blocks, which end without it: it would only
+ * compute again what it has, and meet the next load. */
+static slots make_slots(scheduler *s, request *r, int32_t n, int32_t *idx)
 {
     kv_alloc alloc = {
         .n_new_tokens = n,
@@ -190,13 +197,15 @@ static bool make_slots(scheduler *s, request *r, int32_t n, int32_t *idx)
             scheduler__drop_progress(s, holder, holder->num_computed_tokens);
             continue;
         }
+        if (victim == r && (s->n_loading > 0 || !list_is_empty(&s->held)))
+            return SLOTS_LATER;
         if (victim->running_idx < *idx)
             --*idx;
         preempt(s, victim);
         if (victim == r)
-            return false;
+            return SLOTS_NONE;
     }
-    return true;
+    return SLOTS_MADE;
 }
 
 static void schedule_running(scheduler *s)
@@ -214,9 +223,13 @@ static void schedule_running(scheduler *s)
         int32_t n = count_running_tokens(s, r);
         if (n <= 0)
             continue;
-        if (!make_slots(s, r, n, &i))
+        slots made = make_slots(s, r, n, &i);
+        if (made == SLOTS_NONE)
             return;
-        record_running(s, r, n);
+        if (made == SLOTS_MADE)
+            record_running(s, r, n);
+        else
+            s->step.is_short = true;
     }
 }
 
@@ -524,7 +537,7 @@ bool scheduler_schedule(scheduler *s, scheduler_output *out, const uint64_t *onl
         preempt_excluded(s);
     int32_t n_excluded = s->step.n_preempted;
     schedule_running(s);
-    if (s->step.n_preempted == n_excluded)
+    if (s->step.n_preempted == n_excluded && !s->step.is_short)
         schedule_waiting(s);
     bool is_step = finish_step(s, out);
     mem_permit();

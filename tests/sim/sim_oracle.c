@@ -226,8 +226,13 @@ static bool is_admitted(const scheduler_output *out, uint64_t id)
     return false;
 }
 
+/* While loads or sends hold blocks, the one that would have to give way under the priority policy
+ * may wait where it is. */
 static bool could_run(const sim_state *s, const request *r)
 {
+    if (s->config->policy == SCHEDULER_PRIORITY &&
+        (s->sched->n_loading > 0 || !list_is_empty(&s->sched->held)))
+        return false;
     int32_t n = r->n_tokens + r->n_draft_tokens + r->n_output_placeholders;
     n = PGD_MIN(n, s->lives[r->id].limit - 1);
     return r->status == REQUEST_RUNNING && n > r->num_computed_tokens;

@@ -499,6 +499,37 @@ static void test_scheduler_load_holder_gives_way_to_what_runs(void **state)
     fix_deinit(&f);
 }
 
+/* While that load is under way its blocks cannot be taken: the one that runs waits where it is. If
+ * it preempted itself it would meet the next load of the other, and so on for ever. */
+static void test_scheduler_load_what_runs_waits_for_it(void **state)
+{
+    (void)state;
+    scheduler_opts opts = fix_opts();
+    opts.n_blocks = 6;
+    opts.enable_prefix_caching = false;
+    init(opts);
+    request *r0 = FIX_ADD(&f, .n_prompt = 32, .max_tokens = 40);
+    request *r1 = FIX_ADD(&f, .n_prompt = 33, .max_tokens = 4);
+    request *r2 = FIX_ADD(&f, .n_prompt = 5, .max_tokens = 1);
+    script_hit(1, 32, true);
+    fix_step(&f);
+    while (f.s->n_records > 0 || fix_schedule(&f))
+        fix_answer_all(&f);
+    assert_int_equal(r0->num_computed_tokens, 48);
+    assert_int_equal(r0->num_preemptions, 0);
+    assert_int_equal(r0->status, REQUEST_RUNNING);
+    assert_true(r1->kv_row >= 0);
+    push_event(KV_EVENT_LOADED, 1, 32);
+    scripts[1].match.kind = KV_MATCH_NONE;
+    for (int turn = 0; turn < 60 && f.n_finished[1] == 0; turn++)
+        fix_step(&f);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(f.n_finished[i], 1);
+    assert_int_equal(r0->num_preemptions, 0);
+    (void)r2;
+    fix_deinit(&f);
+}
+
 static void test_scheduler_load_lost_worker(void **state)
 {
     (void)state;
@@ -706,6 +737,7 @@ int main(void)
         cmocka_unit_test(test_scheduler_load_sc5a_preempted_comes_back_as_preempted),
         cmocka_unit_test(test_scheduler_load_late_token_is_appended),
         cmocka_unit_test(test_scheduler_load_holder_gives_way_to_what_runs),
+        cmocka_unit_test(test_scheduler_load_what_runs_waits_for_it),
         cmocka_unit_test(test_scheduler_load_lost_worker),
         cmocka_unit_test(test_scheduler_load_is_not_released_for_the_head),
         cmocka_unit_test(test_scheduler_load_holder_set_aside_is_released),
