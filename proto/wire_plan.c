@@ -347,9 +347,10 @@ static inline size_t write_array(uint8_t *data, size_t pos, const wire_plan_part
     for (int32_t g = 0; g < n_repeats; g++) {
         int32_t n_elems;
         memcpy(&n_elems, msg + part->count_at + 4 * (size_t)g, 4);
-        const uint8_t *elems = msg + part->struct_at + 8 * (size_t)g;
+        const uint8_t *at = msg + part->struct_at + 8 * (size_t)g;
+        const uint8_t *elems = at;
         if (f->kind == WIRE_KIND_ARRAY)
-            memcpy(&elems, elems, sizeof elems);
+            memcpy(&elems, at, sizeof elems);
         if ((f->flags & WIRE_FLAG_OPTIONAL) && elems == NULL)
             n_elems = 0;
         PGD_ASSERTF(n_elems == 0 || (n_elems > 0 && elems != NULL),

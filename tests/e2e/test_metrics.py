@@ -133,8 +133,9 @@ def test_one_request_moves_the_right_series(daemons):
     assert total["request_prefill_time"] + total["request_decode_time"] == close(total["request_inference_time"], abs=1e-5)
     assert total["request_queue_time"] + total["request_inference_time"] == close(total["e2e_request_latency"], abs=0.01 * SLOW)
     assert total["request_queue_time"] + total["request_prefill_time"] == close(total["time_to_first_token"], abs=1e-5)
-    assert total["request_prefill_time"] >= 2 * 3 * 0.02  # 80 tokens are three steps
-    assert total["request_decode_time"] >= 2 * 5 * 0.02
+    # 80 tokens are three steps. A busy machine may see the first token late, which makes decoding look shorter, but not the whole.
+    assert total["request_prefill_time"] >= 2 * 3 * 0.02
+    assert total["request_inference_time"] >= 2 * (3 + 5) * 0.02 and total["request_decode_time"] >= 5 * 0.02
     assert grown["paged_steps_total"] == grown["paged_iteration_tokens_count"]
     assert grown["paged_iteration_tokens_sum"] == 160 + 2 * 5  # the last token of each is never computed
     assert not [name for name in grown if "cache" in name or "preempt" in name and name.endswith("sum") or "reject" in name]
