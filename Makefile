@@ -41,7 +41,7 @@ CFLAGS_ALL := -std=c17 -D_GNU_SOURCE -DPGD_DEBUG=$(DEBUG) $(OPT) -g -fno-omit-fr
               -ffunction-sections -fdata-sections -I. $(WARN) \
               $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=undefined) $(CFLAGS)
 LDFLAGS_ALL := -Wl,--gc-sections $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
-LIBS_COMMON := -lcjson -lcrypto -lpthread -lm
+LIBS_COMMON := -lcjson -lcrypto -lxxhash -lpthread -lm
 LIBS_ENGINE := -luv -lnng $(if $(LLHTTP_SRC),,-lllhttp) -lutf8proc $(LIBS_COMMON)
 LIBS_WORKER := -lnng $(LIBS_COMMON)
 
@@ -130,7 +130,7 @@ $(BUILD)/tests/fuzz/%: $(BUILD)/tests/fuzz/%.c.o $(if $(FUZZER),,$(BUILD)/tests/
 
 # What the simulation's tests share.
 SIM_OBJ := $(call obj,$(wildcard tests/sim/sim_*.c))
-# Copies of engine sources with faults in them, which go before the archive's own.
+# Copies of sources with faults in them, which go before the archive's own, or instead of one of SIM_OBJ.
 PLANTED     := $(BUILD)/tests/sim/planted
 PLANTED_SRC := $(sort $(shell sed -n 's/^in //p' tests/sim/planted_bugs.txt))
 PLANTED_OBJ := $(patsubst %.c,$(PLANTED)/%.c.o,$(PLANTED_SRC) planted_table.c)
@@ -140,9 +140,10 @@ $(PLANTED)/stamp: tests/sim/plant tests/sim/planted_bugs.txt $(PLANTED_SRC)
 $(PLANTED_OBJ): $(PLANTED)/%.c.o: $(PLANTED)/stamp $(BUILD)/flags
 	$(call say,CC)$(CC) $(CFLAGS_ALL) -MMD -MP -c -o $@ $(PLANTED)/$*.c
 $(BUILD)/tests/sim/test_planted_bugs: $(PLANTED_OBJ)
+$(BUILD)/tests/sim/test_planted_bugs: INSTEAD := $(call obj,$(filter tests/sim/%,$(PLANTED_SRC)))
 $(filter $(BUILD)/tests/sim/%,$(UNIT_BIN)): %: %.c.o $(SIM_OBJ) $(LIBS_ALL_A)
 	@mkdir -p $(@D)
-	$(call say,LD)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl,--start-group $(LIBS_ALL_A) -Wl,--end-group -lcmocka $(LIBS_ENGINE)
+	$(call say,LD)$(CC) $(LDFLAGS_ALL) -o $@ $(filter-out $(INSTEAD),$(filter %.o,$^)) -Wl,--start-group $(LIBS_ALL_A) -Wl,--end-group -lcmocka $(LIBS_ENGINE)
 
 # These start real workers.
 $(BUILD)/tests/unit/test_core_loop $(BUILD)/tests/unit/test_core_loop_beat: | $(BUILD)/bin/paged-worker

@@ -19,3 +19,10 @@ int64_t clock_wall_s(void)
 {
     return (int64_t)time(NULL);
 }
+
+int64_t clock_wall_us(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    return (int64_t)ts.tv_sec * 1000000 + ts.tv_nsec / 1000;
+}

@@ -9,7 +9,8 @@
 
 uint64_t clock_now_us(void);
 uint64_t clock_now_ns(void);
-/* Seconds since 1970. */
+/* Since 1970. */
 int64_t clock_wall_s(void);
+int64_t clock_wall_us(void);
 
 #endif

@@ -1,5 +1,5 @@
 /* Hashes: SHA-256 (libcrypto) for content that must not collide, HMAC for proofs, a 64-bit
- * mix for hash tables.
+ * mix for hash tables, XXH3 (libxxhash) for checksums of large blocks.
  *
  * Thread:  any; a hash_sha256_ctx belongs to one thread at a time
  */
@@ -25,6 +25,9 @@ PGD_MUST_USE bool hash_hmac_sha256(uint8_t out[HASH_SHA256_BYTES], const void *k
 /* In a time that does not depend on where they differ. */
 bool hash_is_equal(const void *a, const void *b, size_t n_bytes);
 
+/* XXH3, 64 bits: finds damage, not malice. The values are the same on every machine, and may be kept
+ * in files. */
+uint64_t hash_xxh3(const void *data, size_t n_bytes, uint64_t seed);
 /* FNV-1a with a final mix; not for untrusted keys without a seed. */
 uint64_t hash_bytes(const void *data, size_t n_bytes, uint64_t seed);
 uint64_t hash_u64(uint64_t x);

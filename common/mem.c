@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
+#define PAGE_BYTES      ((size_t)4096)
 
 static _Thread_local int forbid_depth;
 static _Thread_local uint64_t n_allocations;
@@ -61,6 +62,23 @@ char *mem_strndup(const char *text, size_t n_bytes)
     return copy;
 }
 
+/* From mmap, at the start of a huge page; NULL when out of memory. */
+static void *map_aligned(size_t n_bytes)
+{
+    size_t n_mapped;
+    if (!mem_add(&n_mapped, n_bytes, HUGE_PAGE_BYTES))
+        return NULL;
+    char *p = mmap(NULL, n_mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return NULL;
+    size_t n_before = -(uintptr_t)p % HUGE_PAGE_BYTES;
+    char *end = p + n_before + PGD_ROUND_UP(n_bytes, PAGE_BYTES);
+    if (n_before > 0)
+        munmap(p, n_before);
+    munmap(end, (size_t)(p + n_mapped - end));
+    return p + n_before;
+}
+
 /* Large blocks come straight from mmap: zeroed by the kernel, touched lazily, and given back whole.
  */
 void *mem_alloc_aligned(size_t n_bytes, size_t align)
@@ -69,10 +87,9 @@ void *mem_alloc_aligned(size_t n_bytes, size_t align)
     PGD_ASSERT(align >= 16 && (align & (align - 1)) == 0);
     PGD_ASSERT(align <= 4096);
     if (n_bytes >= HUGE_PAGE_BYTES) {
-        void *p = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (p == MAP_FAILED)
-            return NULL;
-        madvise(p, n_bytes, MADV_HUGEPAGE);
+        void *p = map_aligned(n_bytes);
+        if (p != NULL)
+            madvise(p, n_bytes, MADV_HUGEPAGE);
         return p;
     }
     void *p = NULL;

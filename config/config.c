@@ -29,8 +29,8 @@ static int find_option(const char *name)
 
 /* Names that users know from peers but that this build has no feature for. */
 static const char *const unbuilt_names[] = {
-    "tensor_parallel_size", "data_parallel_size", "kv_offload_memory",      "kv_offload_policy",
-    "speculative_config",   "chat_template",      "gpu_memory_utilization", "dtype",
+    "tensor_parallel_size", "data_parallel_size",     "speculative_config",
+    "chat_template",        "gpu_memory_utilization", "dtype",
     "quantization",         "batch_invariant",
 };
 
@@ -389,6 +389,30 @@ static pgd_err walk_flags(config *cfg, const char **config_path, int argc, char 
     return PGD_OK;
 }
 
+static pgd_err check_cache(const config *cfg, pgd_why *why)
+{
+    if (cfg->kv_events_url[0] == '\0' && cfg->kv_events_replay_url[0] != '\0')
+        return pgd_fail(why, PGD_EINVAL,
+                        "kv_events_replay_url: expected kv_events_url too, got none");
+    bool has_dir = cfg->kv_offload_dir[0] != '\0';
+    if (has_dir != (cfg->kv_offload_disk > 0))
+        return pgd_fail(why, PGD_EINVAL, "%s: expected %s too, got none",
+                        has_dir ? "kv_offload_dir" : "kv_offload_disk",
+                        has_dir ? "kv_offload_disk" : "kv_offload_dir");
+    if (cfg->kv_offload_memory == 0 && (has_dir || cfg->kv_offload_persist))
+        return pgd_fail(why, PGD_EINVAL, "%s: expected kv_offload_memory too, got none",
+                        has_dir ? "kv_offload_dir" : "kv_offload_persist");
+    if (cfg->kv_offload_memory > 0 && !cfg->enable_prefix_caching)
+        return pgd_fail(why, PGD_EINVAL,
+                        "kv_offload_memory: expected enable_prefix_caching too: blocks are found "
+                        "by the hashes of their tokens");
+    if (cfg->kv_offload_persist && cfg->kv_hash_seed_file[0] == '\0')
+        return pgd_fail(why, PGD_EINVAL,
+                        "kv_offload_persist: expected kv_hash_seed_file too: what was hashed with "
+                        "the secret of one start is not found by the next");
+    return PGD_OK;
+}
+
 static pgd_err check_together(const config *cfg, pgd_why *why)
 {
     if (cfg->block_size % 16 != 0)
@@ -400,7 +424,7 @@ static pgd_err check_together(const config *cfg, pgd_why *why)
     if (cfg->kv_cache_memory != 0 && cfg->num_kv_blocks != 0)
         return pgd_fail(why, PGD_EINVAL,
                         "kv_cache_memory and num_kv_blocks both set: give one of them");
-    return PGD_OK;
+    return check_cache(cfg, why);
 }
 
 pgd_err config_load(config *cfg, int argc, char **argv, const char *const *extra, char **rest,

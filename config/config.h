@@ -61,6 +61,16 @@ typedef struct config {
     bool kv_cache_metrics;
     double kv_cache_metrics_sample; /* share of the blocks, (0, 1] */
     char kv_hash_seed_file[CONFIG_PATH_BYTES];
+    char kv_events_url[256];        /* of the PUB socket; "" = no events */
+    char kv_events_replay_url[256]; /* of the REP socket; "" = none */
+    char kv_events_topic[129];
+    int64_t kv_events_buffer_batches;
+    int64_t kv_offload_memory;  /* bytes of the host tier; 0 = none */
+    char kv_offload_policy[16]; /* name of an offload_policy */
+    bool kv_offload_persist;
+    int64_t kv_offload_store_threshold; /* lookups of a block before it is stored; 0, 1 = all are */
+    char kv_offload_dir[CONFIG_PATH_BYTES]; /* of the disk tier; "" = none */
+    int64_t kv_offload_disk;                /* bytes of it */
 
     /* [worker] */
     char device[64];  /* auto, cpu, sim */

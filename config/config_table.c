@@ -95,6 +95,34 @@ const config_option config_options[] = {
     {"cache", "kv_hash_seed_file", STR(kv_hash_seed_file), "", NULL,
      "File with the 32-byte secret of the prefix hashes, made (mode 0600) when missing. Empty: a "
      "fresh secret at every start."},
+    {"cache", "kv_offload_memory", BYTES(kv_offload_memory, 0, 64 * TIB), "0", NULL,
+     "Host memory (shared with the worker) that keeps KV blocks when the KV cache has no more room "
+     "for them. 0: none."},
+    {"cache", "kv_offload_policy", CONFIG_CHOICE, FIELD(kv_offload_policy), CAP(kv_offload_policy),
+     "", 0, 0, "lru", "lru|arc",
+     "What kv_offload_memory gives up when it is full. lru: what was not wanted for the longest "
+     "time. arc: weighs that against how often it was wanted, so that one long scan does not empty "
+     "it."},
+    {"cache", "kv_offload_persist", CONFIG_BOOL, FIELD(kv_offload_persist), 0, "", 0, 0, "false",
+     NULL,
+     "Keep kv_offload_memory over a restart of paged, in /dev/shm, as long as model, options and "
+     "version stay the same. Needs kv_hash_seed_file."},
+    {"cache", "kv_offload_store_threshold", INT(kv_offload_store_threshold, "", 0, 1000), "0", NULL,
+     "Keep a block only when it was asked for this many times. 0: every block."},
+    {"cache", "kv_offload_dir", STR(kv_offload_dir), "", NULL,
+     "Directory on a fast disk for a second tier behind kv_offload_memory, up to kv_offload_disk "
+     "bytes. Engines with one kv_hash_seed_file may share it. Empty: none."},
+    {"cache", "kv_offload_disk", BYTES(kv_offload_disk, 0, 1024 * TIB), "0", NULL,
+     "Most bytes in kv_offload_dir, of all engines that use it."},
+    {"cache", "kv_events_url", STR(kv_events_url), "", NULL,
+     "Where to publish which KV blocks are cached, for routers (proto/README.md): "
+     "tcp://HOST:PORT or ipc:///PATH. The events tell the tokens of prompts. Empty: nowhere."},
+    {"cache", "kv_events_replay_url", STR(kv_events_replay_url), "", NULL,
+     "Where subscribers ask for events that they missed and for all that is cached. Empty: "
+     "nowhere."},
+    {"cache", "kv_events_topic", STR(kv_events_topic), "", NULL, "Topic of the published events."},
+    {"cache", "kv_events_buffer_batches", INT(kv_events_buffer_batches, "batches", 1, 1e6), "10000",
+     NULL, "Newest batches of events that are kept for kv_events_replay_url, 64 MiB at most."},
 
     {"worker", "device", CONFIG_CHOICE, FIELD(device), CAP(device), "", 0, 0, "auto",
      "auto|cpu|sim", "Where the model runs. sim: no model, deterministic tokens, for tests."},

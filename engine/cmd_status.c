@@ -9,6 +9,7 @@
 
 #include <unistd.h>
 
+#include "engine/cmd_status_events.h"
 #include "engine/commands.h"
 #include "engine/http/client_key.h"
 #include "engine/status/status_report.h"
@@ -25,6 +26,8 @@ typedef struct status_opts {
     double interval_s;
     bool once;
     bool json;
+    bool events;
+    char events_url[CMD_STATUS_EVENTS_URL_BYTES]; /* "" = as the server says */
 } status_opts;
 
 /* Where a daemon of this configuration listens. */
@@ -55,7 +58,17 @@ static bool is_option(const char *word, size_t len, const char *name)
     return strlen(name) == len && strncmp(word, name, len) == 0;
 }
 
-/* Own words: --url URL, --interval S, --once, --json. */
+static bool copy_url(char *out, size_t cap, const char *option, const char *value)
+{
+    if (strlen(value) >= cap) {
+        fprintf(stderr, "paged status: %s: expected a shorter one\n", option);
+        return false;
+    }
+    snprintf(out, cap, "%s", value);
+    return true;
+}
+
+/* Own words: --url URL, --interval S, --once, --json, --events, --events-url URL. */
 static bool parse_own(status_opts *o, char **words, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -65,13 +78,16 @@ static bool parse_own(status_opts *o, char **words, int n)
             o->once = true;
         } else if (strcmp(words[i], "--json") == 0) {
             o->json = true;
-        } else if (is_option(words[i], len, "--url")) {
-            value = value != NULL ? value : words[++i];
-            if (strlen(value) >= sizeof(o->url)) {
-                fputs("paged status: --url: expected a shorter one\n", stderr);
+        } else if (strcmp(words[i], "--events") == 0) {
+            o->events = true;
+        } else if (is_option(words[i], len, "--events-url")) {
+            o->events = true;
+            if (!copy_url(o->events_url, sizeof(o->events_url), "--events-url",
+                          value != NULL ? value : words[++i]))
                 return false;
-            }
-            snprintf(o->url, sizeof(o->url), "%s", value);
+        } else if (is_option(words[i], len, "--url")) {
+            if (!copy_url(o->url, sizeof(o->url), "--url", value != NULL ? value : words[++i]))
+                return false;
         } else if (is_option(words[i], len, "--interval")) {
             char *end;
             value = value != NULL ? value : words[++i];
@@ -140,6 +156,20 @@ static int watch_server(const status_opts *o, http_client *client, const char *h
     return exit_status(&looks[at]);
 }
 
+static int print_events(status_opts *o, const server_status *server, const http_target *target)
+{
+    if (server->kv_events_url[0] == '\0') {
+        fprintf(stderr,
+                server->is_reached ? "paged status: %s publishes no KV events: start it with "
+                                     "--kv-events-url\n"
+                                   : "paged status: no server answers at %s\n",
+                o->url);
+        return server->is_reached ? EXIT_STATUS_USAGE : EXIT_NOT_REACHED;
+    }
+    cmd_status_events_url(o->events_url, server->kv_events_url, target);
+    return cmd_status_events_print(o->events_url, server->kv_events_topic, o->json);
+}
+
 void cmd_status_help(FILE *out, int argc, char **argv)
 {
     (void)argc;
@@ -154,6 +184,9 @@ void cmd_status_help(FILE *out, int argc, char **argv)
         "  --interval S         Seconds between two looks, of which rates are made. Default 1.\n"
         "  --once               One text, also on a terminal.\n"
         "  --json               One JSON object.\n"
+        "  --events             Prints KV events as they come, until interrupted (with --json one\n"
+        "                       object per line), from where the server says it publishes them.\n"
+        "  --events-url URL     Prints those of this kv_events_url; asks no server.\n"
         "  --api-key-file FILE  Its first key is sent.\n\n"
         "Exit status: 0 healthy, 1 not ready, 69 not reachable, 64 usage.\n",
         out);
@@ -161,7 +194,8 @@ void cmd_status_help(FILE *out, int argc, char **argv)
 
 int cmd_status(int argc, char **argv)
 {
-    static const char *const extra[] = {"url=", "interval=", "once", "json", NULL};
+    static const char *const extra[] = {"url=",   "interval=",   "once", "json",
+                                        "events", "events-url=", NULL};
     static status_opts o = {.interval_s = 1};
     char *words[64];
     int n_words = 0;
@@ -172,7 +206,11 @@ int cmd_status(int argc, char **argv)
     pgd_why why = {0};
     if (argc > (int)PGD_ARRAY_LEN(words) ||
         !command_load_config(&o.cfg, argc, argv, extra, words, &n_words) ||
-        !parse_own(&o, words, n_words) || (o.url[0] == '\0' && !default_url(&o)))
+        !parse_own(&o, words, n_words))
+        return EXIT_STATUS_USAGE;
+    if (o.events_url[0] != '\0')
+        return cmd_status_events_print(o.events_url, NULL, o.json);
+    if (o.url[0] == '\0' && !default_url(&o))
         return EXIT_STATUS_USAGE;
     pgd_err err = http_target_parse(&target, o.url, &why);
     if (err == PGD_OK)
@@ -189,8 +227,13 @@ int cmd_status(int argc, char **argv)
         PGD_ASSERT(uv_loop_close(&loop) == 0);
         return EXIT_NOT_REACHED;
     }
-    int status = watch_server(&o, client, headers);
+    static server_status server; /* large */
+    int status = 0;
+    if (o.events)
+        server_status_read_version(&server, client, headers);
+    else
+        status = watch_server(&o, client, headers);
     http_client_destroy(client);
     PGD_ASSERT(uv_loop_close(&loop) == 0);
-    return status;
+    return o.events ? print_events(&o, &server, &target) : status;
 }

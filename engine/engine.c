@@ -236,6 +236,9 @@ static void adapt_to_encoder(engine *e)
     if (e->cfg.enable_prefix_caching)
         log_info("engine", "prefix caching is off: the model has an encoder");
     e->cfg.enable_prefix_caching = false;
+    if (e->cfg.kv_offload_memory > 0)
+        log_warn("engine", "no kv_offload_memory: without prefix caching it has nothing to hold");
+    e->cfg.kv_offload_memory = 0;
     if (encoder->ignored[0] != '\0')
         log_info("engine", "generation_config: left out here: %s", encoder->ignored);
 }
@@ -446,9 +449,9 @@ uint64_t engine_draw_seed(engine *e)
     return seed;
 }
 
-bool engine_reset_prefix_cache(engine *e, engine_cache_reset_fn fn, void *arg)
+bool engine_reset_prefix_cache(engine *e, bool with_tiers, engine_cache_reset_fn fn, void *arg)
 {
-    if (!core_loop_reset_prefix_cache(e->core))
+    if (!core_loop_reset_prefix_cache(e->core, with_tiers))
         return false;
     e->on_cache_reset = fn;
     e->on_cache_reset_arg = arg;

@@ -102,13 +102,20 @@ static bool feed_text(generation *g)
     return true;
 }
 
+static void note_cached(generation *g, const core_event *e)
+{
+    g->n_cached_tokens = e->num_cached_tokens;
+    g->n_host_tokens = e->num_host_tokens;
+    g->n_disk_tokens = e->num_disk_tokens;
+}
+
 static bool apply_token(generation *g, const core_event *e)
 {
     if (g->first_token_us == 0)
         g->first_token_us = e->time_us;
     g->last_token_us = e->time_us;
     g->n_output_tokens++;
-    g->n_cached_tokens = e->num_cached_tokens;
+    note_cached(g, e);
     if (e->prompt_logprobs != NULL)
         g->prompt_logprobs = e->prompt_logprobs;
     if (g->keep_tokens)
@@ -126,7 +133,7 @@ static void apply_finish(generation *g, const core_event *e)
     if (feed_text(g))
         return;
     stop_matcher_flush(g->stops, &g->text);
-    g->n_cached_tokens = e->num_cached_tokens;
+    note_cached(g, e);
     switch (e->status) {
     case REQUEST_FINISHED_STOPPED:
         g->finish = GENERATION_STOP;

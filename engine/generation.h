@@ -66,6 +66,8 @@ struct generation {
     int32_t n_output_tokens; /* in all, the stopping token included */
     int32_t n_prompt_tokens;
     int32_t n_cached_tokens;
+    int32_t n_host_tokens; /* of them, those that were loaded from the host tier */
+    int32_t n_disk_tokens; /* and those that came up from disk */
     generation_finish finish;
     int32_t stop_string_idx; /* GENERATION_STOP by a stop string, else -1 */
     token_id stop_token;     /* GENERATION_STOP by a stop_token_id, else -1 */

@@ -20,7 +20,8 @@ typedef struct command {
 static const command commands[] = {
     {"serve", cmd_serve, "run the daemon: HTTP completions on 127.0.0.1:8000"},
     {"run", cmd_run, "one completion on the terminal: paged run --model PATH -p PROMPT"},
-    {"bench", cmd_bench, "measure: paged bench latency|throughput|serve --model PATH, or sched",
+    {"bench", cmd_bench,
+     "measure: paged bench latency|throughput|offload|serve --model PATH, or sched",
      cmd_bench_help},
     {"status", cmd_status,
      "what a running server does: requests, tokens per second, caches, workers", cmd_status_help},

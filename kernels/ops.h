@@ -27,6 +27,10 @@
 
 PGD_BEGIN_C
 
+/* Raised with any change of the bits that a kernel computes from the same inputs: an order of sums, a
+ * rounding, a fused operation. What is kept of results beyond a worker's life is of one version. */
+#define KERNELS_NUMERICS_VERSION 1
+
 typedef struct kernel_ops {
     const char *name; /* "cpu avx512vnni" */
     const matmul_impl *matmul;

@@ -162,20 +162,28 @@ static bool is_loopback(const char *host)
     return strcmp(host, "localhost") == 0;
 }
 
-static pgd_err check_tcp(const char *url, const char *address, bool has_key, pgd_why *why)
+/* HOST:PORT or [IPV6]:PORT; false when it is neither. */
+static bool split_address(char host[256], const char *address)
 {
-    char host[256];
     char *end;
     const char *colon = strrchr(address, ':');
     size_t n = colon != NULL ? (size_t)(colon - address) : 0;
     bool is_bracketed = n >= 2 && address[0] == '[' && address[n - 1] == ']';
     unsigned long port =
         colon != NULL && colon[1] >= '0' && colon[1] <= '9' ? strtoul(colon + 1, &end, 10) : 0;
-    if (n == 0 || n >= sizeof host || port < 1 || port > 65535 || *end != 0 ||
+    if (n == 0 || n >= 256 || port < 1 || port > 65535 || *end != 0 ||
         (!is_bracketed && memchr(address, ':', n) != NULL))
+        return false;
+    snprintf(host, 256, "%.*s", (int)(is_bracketed ? n - 2 : n), address + is_bracketed);
+    return true;
+}
+
+static pgd_err check_tcp(const char *url, const char *address, bool has_key, pgd_why *why)
+{
+    char host[256];
+    if (!split_address(host, address))
         return pgd_fail(why, PGD_EINVAL, "expected tcp://HOST:PORT or tcp://[IPV6]:PORT, got %s",
                         url);
-    snprintf(host, sizeof host, "%.*s", (int)(is_bracketed ? n - 2 : n), address + is_bracketed);
     if (!has_key && !is_loopback(host))
         return pgd_fail(why, PGD_EINVAL,
                         "expected a worker_token_file for an address beyond loopback, got none, at "
@@ -187,6 +195,13 @@ static pgd_err check_tcp(const char *url, const char *address, bool has_key, pgd
 const char *attach_ipc_path(const char *url)
 {
     return strncmp(url, "ipc://", 6) == 0 ? url + 6 : NULL;
+}
+
+bool attach_is_local(const char *url)
+{
+    char host[256];
+    return attach_ipc_path(url) != NULL ||
+           (strncmp(url, "tcp://", 6) == 0 && split_address(host, url + 6) && is_loopback(host));
 }
 
 pgd_err attach_check_url(const char *url, bool has_key, pgd_why *why)

@@ -54,5 +54,7 @@ PGD_MUST_USE pgd_err attach_read_key(attach_key *out, const char *path, pgd_why 
 PGD_MUST_USE pgd_err attach_check_url(const char *url, bool has_key, pgd_why *why);
 /* The path of an ipc:// URL, else NULL; borrow of url. */
 const char *attach_ipc_path(const char *url);
+/* Whether a good URL can only mean this machine. */
+bool attach_is_local(const char *url);
 
 #endif

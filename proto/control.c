@@ -58,12 +58,16 @@ static const wire_field LOAD_DONE_FIELDS[] = {
     W_I32(load_done_msg, vocab_size, 1, INT32_MAX),
     W_FIXED(load_done_msg, model_fingerprint, WIRE_KIND_U8, 1, 32, 0, 255),
     W_U64(load_done_msg, load_us),
+    W_STRING(load_done_msg, numerics),
 };
 
 static const wire_field KV_CONFIG_FIELDS[] = {
     W_I32(kv_config_msg, n_blocks, 2, INT32_MAX),
     W_I32(kv_config_msg, max_model_len, 1, INT32_MAX),
     W_EMBED(kv_config_msg, layout, &kv_layout_record),
+    W_STRING(kv_config_msg, offload_path),
+    W_I32(kv_config_msg, offload_blocks, 0, INT32_MAX),
+    W_I32(kv_config_msg, offload_n_ranks, 0, 1024),
 };
 
 static const wire_field KV_READY_FIELDS[] = {
@@ -73,6 +77,19 @@ static const wire_field KV_READY_FIELDS[] = {
 static const wire_field HEARTBEAT_FIELDS[] = {
     W_U64(heartbeat_msg, progress),
     W_U64(heartbeat_msg, last_step_id),
+};
+
+static const wire_field DONE_FIELDS[] = {
+    W_U64(kv_transfer_done, job_id),
+    W_I32(kv_transfer_done, n_good, 0, INT32_MAX),
+    W_U32(kv_transfer_done, us, 0, UINT32_MAX),
+    W_U64(kv_transfer_done, n_bytes),
+};
+static const wire_record DONE_RECORD = {"transfer_done", DONE_FIELDS, PGD_ARRAY_LEN(DONE_FIELDS),
+                                        sizeof(kv_transfer_done)};
+
+static const wire_field TRANSFERS_DONE_FIELDS[] = {
+    W_INLINE_RECORDS(transfers_done_msg, done, n_done, &DONE_RECORD, 1),
 };
 
 static const wire_field ERROR_FIELDS[] = {
@@ -94,6 +111,7 @@ RECORD(load_done, LOAD_DONE_FIELDS);
 RECORD(kv_config, KV_CONFIG_FIELDS);
 RECORD(kv_ready, KV_READY_FIELDS);
 RECORD(heartbeat, HEARTBEAT_FIELDS);
+RECORD(transfers_done, TRANSFERS_DONE_FIELDS);
 RECORD(error, ERROR_FIELDS);
 
 #define DEFINE_DECODE(name, type)                                                                 \

@@ -5,6 +5,7 @@
  * number of times, then load_done; engine sends kv_config; worker sends kv_ready; then steps.
  * heartbeat comes unasked from the worker's second thread. A ping (no body) is answered by its main
  * thread between steps with a pong (a heartbeat_msg), so that a stuck idle worker is seen too.
+ * transfers_done comes at any time between steps and in the middle of one, from a thread of its own.
  * error ends the incarnation; shutdown (no body) asks the worker to exit 0.
  * Strings are NUL-terminated fixed arrays, checked when decoded.
  */
@@ -78,12 +79,21 @@ typedef struct load_done_msg {
     int32_t vocab_size;
     uint8_t model_fingerprint[32];
     uint64_t load_us;
+    /* What the bits of its results depend on besides the model: device kind, instruction-set level,
+     * version of the order of sums, compiler ("cpu avx512vnni numerics=1 gcc 12.2.0
+     * glibc 2.36"). */
+    char numerics[128];
 } load_done_msg;
 
 typedef struct kv_config_msg {
     int32_t n_blocks;      /* null block included */
     int32_t max_model_len; /* effective; at most that of load_msg */
     kv_layout layout;
+    /* The offload tier, a region (proto/kv_region.h) that the worker maps: blocks, and shards of
+     * each, one for each rank, of kv_layout_block_bytes. "" = none, and both are 0. */
+    char offload_path[CONTROL_PATH_BYTES];
+    int32_t offload_blocks;
+    int32_t offload_n_ranks;
 } kv_config_msg;
 
 typedef struct kv_ready_msg {
@@ -96,6 +106,21 @@ typedef struct heartbeat_msg {
     uint64_t last_step_id;
 } heartbeat_msg;
 
+/* A load or store that has ended on this rank. */
+typedef struct kv_transfer_done {
+    uint64_t job_id;
+    int32_t n_good;   /* leading blocks that are right; of a store all or 0 */
+    uint32_t us;      /* from the first byte to the last, other transfers not waited for */
+    uint64_t n_bytes; /* moved */
+} kv_transfer_done;
+
+#define CONTROL_MAX_DONE 64
+
+typedef struct transfers_done_msg {
+    int32_t n_done; /* at least 1, in the order in which those of one direction ended */
+    kv_transfer_done done[CONTROL_MAX_DONE];
+} transfers_done_msg;
+
 typedef struct error_msg {
     int32_t err;      /* pgd_err */
     uint8_t is_fatal; /* 1: the worker exits after sending; restarting may help. 2: restarting
@@ -106,16 +131,17 @@ typedef struct error_msg {
 /* One decoder and one table per message. Decoding checks every range and text, and that the whole
  * frame is used up; errors as wire_decode.
  * Thread:  any */
-#define CONTROL_MESSAGES(X)              \
-    X(challenge, WIRE_CHALLENGE)         \
-    X(attach, WIRE_ATTACH)               \
-    X(hello, WIRE_HELLO)                 \
-    X(load, WIRE_LOAD)                   \
-    X(load_progress, WIRE_LOAD_PROGRESS) \
-    X(load_done, WIRE_LOAD_DONE)         \
-    X(kv_config, WIRE_KV_CONFIG)         \
-    X(kv_ready, WIRE_KV_READY)           \
-    X(heartbeat, WIRE_HEARTBEAT)         \
+#define CONTROL_MESSAGES(X)                \
+    X(challenge, WIRE_CHALLENGE)           \
+    X(attach, WIRE_ATTACH)                 \
+    X(hello, WIRE_HELLO)                   \
+    X(load, WIRE_LOAD)                     \
+    X(load_progress, WIRE_LOAD_PROGRESS)   \
+    X(load_done, WIRE_LOAD_DONE)           \
+    X(kv_config, WIRE_KV_CONFIG)           \
+    X(kv_ready, WIRE_KV_READY)             \
+    X(heartbeat, WIRE_HEARTBEAT)           \
+    X(transfers_done, WIRE_TRANSFERS_DONE) \
     X(error, WIRE_ERROR)
 
 #define CONTROL_DECLARE(name, type)                                                                \

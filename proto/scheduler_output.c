@@ -6,7 +6,6 @@
  */
 #include "proto/scheduler_output.h"
 
-#define MAX_TRANSFERS     1024
 #define MAX_BITMASK_BYTES (64u << 20)
 
 /* Block ids of each KV group, at most what max_model_len needs. */
@@ -56,17 +55,7 @@ static const wire_field CACHED_FIELDS[] = {
     W_I32_REF(cached_request_msg, n_computed_tokens, 0, max_model_len),
     W_I32_REF(cached_request_msg, n_scheduled_tokens, 1, max_num_batched_tokens),
     W_I32(cached_request_msg, n_draft_tokens, 0, PGD_MAX_DRAFT_TOKENS),
-    {
-        .name = "draft_tokens",
-        .kind = WIRE_KIND_ARRAY,
-        .elem = WIRE_KIND_I32,
-        .flags = WIRE_FLAG_OPTIONAL,
-        .offset = (uint32_t)offsetof(cached_request_msg, draft_tokens),
-        .count_offset = W_OFF(cached_request_msg, n_draft_tokens, 4),
-        .count_bytes = 4,
-        .max_n = PGD_MAX_DRAFT_TOKENS,
-        .max_ref = W_LIMIT(max_token_id),
-    },
+    W_I32_REF(cached_request_msg, first_draft_token, 0, max_num_batched_tokens),
 };
 static const wire_record CACHED_RECORD = {"cached_request", CACHED_FIELDS,
                                           PGD_ARRAY_LEN(CACHED_FIELDS), sizeof(cached_request_msg)};
@@ -88,7 +77,8 @@ static const wire_field TRANSFER_FIELDS[] = {
         .offset = (uint32_t)offsetof(kv_transfer_msg, device_blocks),
         .count_offset = W_OFF(kv_transfer_msg, n_blocks, 4),
         .count_bytes = 4,
-        .max_n_ref = W_LIMIT(n_blocks),
+        .max_n = KV_TRANSFER_MAX_BLOCKS,
+        .min = 1, /* never the null block */
         .max_ref = W_LIMIT(max_block_id),
     },
     {
@@ -99,8 +89,18 @@ static const wire_field TRANSFER_FIELDS[] = {
         .offset = (uint32_t)offsetof(kv_transfer_msg, medium_blocks),
         .count_offset = W_OFF(kv_transfer_msg, n_blocks, 4),
         .count_bytes = 4,
-        .max_n_ref = W_LIMIT(n_blocks),
+        .max_n = KV_TRANSFER_MAX_BLOCKS,
         .max = INT32_MAX,
+    },
+    {
+        .name = "tags",
+        .kind = WIRE_KIND_ARRAY,
+        .elem = WIRE_KIND_U64,
+        .flags = WIRE_FLAG_SAME_COUNT,
+        .offset = (uint32_t)offsetof(kv_transfer_msg, tags),
+        .count_offset = W_OFF(kv_transfer_msg, n_blocks, 4),
+        .count_bytes = 4,
+        .max_n = KV_TRANSFER_MAX_BLOCKS,
     },
 };
 static const wire_record TRANSFER_RECORD = {
@@ -142,6 +142,16 @@ static const wire_field FIELDS[] = {
             INT32_MAX),
     {RECORDS(new_requests, n_new, &NEW_RECORD), .max_n_ref = W_LIMIT(max_num_seqs)},
     {RECORDS(cached_requests, n_cached, &CACHED_RECORD), .max_n_ref = W_LIMIT(max_num_seqs)},
+    {
+        .name = "draft_tokens",
+        .kind = WIRE_KIND_ARRAY,
+        .elem = WIRE_KIND_I32,
+        .offset = (uint32_t)offsetof(scheduler_output, draft_tokens),
+        .count_offset = W_OFF(scheduler_output, n_draft_tokens, 4),
+        .count_bytes = 4,
+        .max_n_ref = W_LIMIT(max_num_batched_tokens),
+        .max_ref = W_LIMIT(max_token_id),
+    },
     {RECORDS(appends, n_appends, &APPEND_RECORD), .max_n_ref = W_LIMIT(max_num_seqs)},
     IDS(finished_ids, n_finished),
     IDS(preempted_ids, n_preempted),
@@ -155,7 +165,7 @@ static const wire_field FIELDS[] = {
         .max_n_ref = W_LIMIT(n_blocks),
         .max_ref = W_LIMIT(max_block_id),
     },
-    {RECORDS(transfers, n_transfers, &TRANSFER_RECORD), .max_n = MAX_TRANSFERS},
+    {RECORDS(transfers, n_transfers, &TRANSFER_RECORD), .max_n = KV_TRANSFER_MAX_JOBS},
     {RECORDS(encoder_inputs, n_encoder_inputs, &ENCODER_RECORD),
      .max_n_ref = W_LIMIT(max_num_seqs)},
     {
@@ -177,7 +187,7 @@ size_t scheduler_output_scratch_bytes(const wire_limits *limits)
 {
     return (size_t)limits->max_num_seqs * (sizeof(new_request_msg) + sizeof(cached_request_msg) +
                                            sizeof(block_append_msg) + sizeof(encoder_input_msg)) +
-           MAX_TRANSFERS * sizeof(kv_transfer_msg);
+           KV_TRANSFER_MAX_JOBS * sizeof(kv_transfer_msg);
 }
 
 size_t scheduler_output_max_frame_bytes(const wire_limits *limits)
@@ -189,7 +199,8 @@ size_t scheduler_output_max_frame_bytes(const wire_limits *limits)
         PGD_MAX_LOGIT_BIAS * 8 + 512;
     size_t n_new = (size_t)PGD_MIN(limits->max_num_seqs, limits->max_num_batched_tokens);
     return n_new * per_request + (size_t)limits->max_num_seqs * (16 * 4 + 512) +
-           (size_t)limits->n_blocks * 12 + MAX_BITMASK_BYTES + (1u << 20);
+           (size_t)limits->n_blocks * 4 + KV_TRANSFER_MAX_BLOCKS * (size_t)16 +
+           KV_TRANSFER_MAX_JOBS * (size_t)96 + MAX_BITMASK_BYTES + (1u << 20);
 }
 
 /* The sum of scheduled tokens cannot overflow: at most 2^20 requests of the two kinds, each under
@@ -227,6 +238,7 @@ static pgd_err check_cached(const scheduler_output *out, const wire_limits *limi
                             pgd_why *why)
 {
     int32_t n_appended = 0;
+    int32_t n_drafts = 0;
     for (int32_t i = 0; i < out->n_cached; i++) {
         const cached_request_msg *c = &out->cached_requests[i];
         if (c->n_draft_tokens >= c->n_scheduled_tokens ||
@@ -238,15 +250,45 @@ static pgd_err check_cached(const scheduler_output *out, const wire_limits *limi
                             (unsigned long long)out->step_id, (unsigned long long)c->request_id,
                             limits->max_model_len, c->n_draft_tokens, c->n_computed_tokens,
                             c->n_scheduled_tokens);
+        if (c->first_draft_token != n_drafts)
+            return pgd_fail(why, PGD_EPROTO,
+                            "step %llu: request %llu: expected its drafts from %d on, got %d",
+                            (unsigned long long)out->step_id, (unsigned long long)c->request_id,
+                            n_drafts, c->first_draft_token);
+        if (out->n_draft_tokens > 0)
+            n_drafts += c->n_draft_tokens;
         *total += c->n_scheduled_tokens;
         (void)scheduler_output_next_append(out, &n_appended, c->request_id);
     }
+    if (n_drafts != out->n_draft_tokens)
+        return pgd_fail(why, PGD_EPROTO, "step %llu: expected %d drafts, or none, got %d",
+                        (unsigned long long)out->step_id, n_drafts, out->n_draft_tokens);
     if (n_appended < out->n_appends)
         return pgd_fail(why, PGD_EPROTO,
                         "step %llu: expected appends in the order of the continuing requests, got "
                         "one for %llu",
                         (unsigned long long)out->step_id,
                         (unsigned long long)out->appends[n_appended].request_id);
+    return PGD_OK;
+}
+
+static pgd_err check_transfers(const scheduler_output *out, pgd_why *why)
+{
+    int64_t n_blocks = 0;
+    for (int32_t i = 0; i < out->n_transfers; i++) {
+        const kv_transfer_msg *t = &out->transfers[i];
+        if ((t->n_blocks == 0) != (t->kind == KV_TRANSFER_FLUSH))
+            return pgd_fail(why, PGD_EPROTO,
+                            "step %llu: transfer %llu: expected blocks for a load or store alone, "
+                            "got %d for kind %d",
+                            (unsigned long long)out->step_id, (unsigned long long)t->job_id,
+                            t->n_blocks, (int)t->kind);
+        n_blocks += t->n_blocks;
+    }
+    if (n_blocks > KV_TRANSFER_MAX_BLOCKS)
+        return pgd_fail(
+            why, PGD_EPROTO, "step %llu: expected at most %d blocks to be transferred, got %lld",
+            (unsigned long long)out->step_id, KV_TRANSFER_MAX_BLOCKS, (long long)n_blocks);
     return PGD_OK;
 }
 
@@ -262,6 +304,7 @@ static pgd_err check_step(const scheduler_output *out, const wire_limits *limits
             (unsigned long long)out->step_id, limits->max_num_seqs, out->n_new, out->n_cached);
     PGD_TRY(check_new(out, limits, &total, why));
     PGD_TRY(check_cached(out, limits, &total, why));
+    PGD_TRY(check_transfers(out, why));
     if (total != out->total_scheduled_tokens)
         return pgd_fail(why, PGD_EPROTO, "step %llu: expected total_scheduled_tokens %lld, got %d",
                         (unsigned long long)out->step_id, (long long)total,

@@ -3,7 +3,7 @@
  * A plain view: the engine's scheduler fills one that lives in its own arrays; the worker gets one
  * whose pointers lead into the decoded frame. A preempted row is released; a resumed request is
  * sent as new with all its tokens and tables. Order on the worker: release finished and preempted
- * rows, add new, update cached, zero blocks, transfers, forward.
+ * rows, add new, update cached, transfers, zero blocks, forward.
  * Limits:  n_new + n_cached <= max_num_seqs; total_scheduled_tokens <= max_num_batched_tokens
  * Owns:    nothing; all pointers are borrows, until the next schedule (engine) or the next frame
  *          (worker)
@@ -50,10 +50,9 @@ typedef struct cached_request_msg {
      * were rejected in steps still in flight when this one was made. */
     int32_t n_computed_tokens;
     int32_t n_scheduled_tokens; /* drafts included */
-    int32_t n_draft_tokens;     /* of n_scheduled_tokens, the last ones */
-    /* [n_draft_tokens], or NULL: the worker's own, of which it may have fewer; those that are
-     * missing count as rejected. Drafts that a step does not ask for are dropped. */
-    const token_id *draft_tokens;
+    /* Of n_scheduled_tokens, the last ones. Drafts that a step does not ask for are dropped. */
+    int32_t n_draft_tokens;
+    int32_t first_draft_token; /* of the step's draft_tokens; 0 when it has none */
 } cached_request_msg;
 
 /* Blocks that this step appends to the tables of a continuing request; apart from those, since most
@@ -63,18 +62,36 @@ typedef struct block_append_msg {
     block_ids_msg blocks;
 } block_append_msg;
 
+/* Of one step: transfers, and blocks of all of them together. What does not fit goes with a later
+ * step, or is not stored. */
+#define KV_TRANSFER_MAX_JOBS   1024
+#define KV_TRANSFER_MAX_BLOCKS (1 << 16)
+/* Loads, and stores, that a worker has been told of and has not reported as done. */
+#define KV_TRANSFER_MAX_PENDING 1024
+
+/* Blocks that move between the KV pool of a device and an offload tier (proto/kv_region.h). At the
+ * start of a step, when all compute of earlier steps is ordered before, the worker takes up the
+ * stores, then waits for those that a flush names, then takes up the loads; whatever the order in the
+ * message. Both go on while steps compute; transfers_done tells of their end, and only then may the
+ * blocks be used: the target of a load by a request, the source of a store by anything that writes
+ * it. A flush makes the latter safe from this step on. */
 typedef enum kv_transfer_kind {
     KV_TRANSFER_LOAD = 1,
     KV_TRANSFER_STORE = 2,
-    KV_TRANSFER_FLUSH = 3
+    KV_TRANSFER_FLUSH =
+        3 /* no blocks; job_id: of a store, sent with this step or before. One that is
+                             not known has ended */
 } kv_transfer_kind;
 
 typedef struct kv_transfer_msg {
-    uint64_t job_id;
+    uint64_t job_id; /* not that of a transfer which has not been reported as done */
     kv_transfer_kind kind;
     int32_t n_blocks;
-    const block_id *device_blocks; /* [n_blocks] */
-    const int32_t *medium_blocks;  /* [n_blocks] */
+    /* [n_blocks], of one group each, all different. Those of a load are in the order in which their
+     * content ends in the request, so that a number of leading ones means something. */
+    const block_id *device_blocks;
+    const int32_t *medium_blocks; /* [n_blocks] */
+    const uint64_t *tags; /* [n_blocks], what the medium block holds: written, or expected there */
 } kv_transfer_msg;
 
 typedef struct scheduler_output {
@@ -86,6 +103,10 @@ typedef struct scheduler_output {
     const new_request_msg *new_requests;
     int32_t n_cached;
     const cached_request_msg *cached_requests;
+    /* Those of all continuing requests in their order, or none: the worker's own, of which it may have
+     * fewer; those that are missing count as rejected. */
+    int32_t n_draft_tokens;
+    const token_id *draft_tokens;
     int32_t n_appends;
     const block_append_msg *appends; /* in the order of cached_requests, one for each at most */
     int32_t n_finished;
@@ -113,6 +134,13 @@ static inline const block_ids_msg *scheduler_output_next_append(const scheduler_
     if (*idx == out->n_appends || out->appends[*idx].request_id != request_id)
         return NULL;
     return &out->appends[(*idx)++].blocks;
+}
+
+/* The drafts of a continuing request, [n_draft_tokens]; NULL = the worker's own. */
+static inline const token_id *scheduler_output_drafts(const scheduler_output *out,
+                                                      const cached_request_msg *msg)
+{
+    return out->n_draft_tokens > 0 ? out->draft_tokens + msg->first_draft_token : NULL;
 }
 
 extern const wire_record scheduler_output_record;

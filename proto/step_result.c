@@ -5,8 +5,6 @@
 
 static_assert(sizeof(token_logprob) == 8, "an i32 and an f32, used where it lies in the frame");
 
-#define MAX_FINISHED_TRANSFERS 1024
-
 /* Tokens inside the struct: copied, there are at most PGD_MAX_DRAFT_TOKENS + 1. */
 #define TOKENS(member, count)                                                                  \
     {                                                                                          \
@@ -84,15 +82,6 @@ static const wire_field FIELDS[] = {
         .max_n_ref = W_LIMIT(max_prompt_logprobs),
         .max_ref = W_LIMIT(max_token_id),
     },
-    {
-        .name = "finished_transfers",
-        .kind = WIRE_KIND_ARRAY,
-        .elem = WIRE_KIND_U64,
-        .offset = (uint32_t)offsetof(step_result, finished_transfers),
-        .count_offset = W_OFF(step_result, n_finished_transfers, 4),
-        .count_bytes = 4,
-        .max_n = MAX_FINISHED_TRANSFERS,
-    },
 };
 
 const wire_record step_result_record = {"result", FIELDS, PGD_ARRAY_LEN(FIELDS),
@@ -109,7 +98,7 @@ size_t step_result_max_frame_bytes(const wire_limits *limits)
                (sizeof(request_result_msg) + sizeof(prompt_result_msg) + 64) +
            ((size_t)limits->max_result_logprobs + (size_t)limits->max_prompt_logprobs) *
                sizeof(token_logprob) +
-           MAX_FINISHED_TRANSFERS * 8 + 4096;
+           4096;
 }
 
 pgd_err step_result_decode(step_result *out, wire_scratch *scratch, const void *frame,

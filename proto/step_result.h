@@ -60,8 +60,6 @@ typedef struct step_result {
     const prompt_result_msg *prompt_results;
     int32_t n_prompt_logprobs;
     const token_logprob *prompt_logprobs;
-    int32_t n_finished_transfers;
-    const uint64_t *finished_transfers;
     uint32_t forward_us; /* from the first kernel to the sampled tokens */
     uint32_t total_us;   /* from frame received to result ready */
     uint32_t idle_us;    /* waiting for this frame */

@@ -2,7 +2,8 @@
  *
  * Measuring is writing with no buffer, so the two cannot disagree; reading follows the same table.
  * Byte order: the wire is little-endian and so must be the host, which lets plain arrays be used
- * where they lie in the frame. A reader never trusts a count: it is held against the table's
+ * where they lie in the frame, and arrays of records that consist of values in the places they have in
+ * memory. A reader never trusts a count: it is held against the table's
  * bounds, then against the bytes that are left, before anything is written. Rejected: generated
  * code per message (a second place that could drift), and offsets on the wire (they can overlap or
  * point outside; a cursor cannot).
@@ -35,10 +36,10 @@ static_assert(sizeof(pair) == 8, "wire size");
 
 const char *wire_type_name(wire_type type)
 {
-    static const char *const names[] = {"?",         "hello",     "load",      "load_progress",
-                                        "load_done", "kv_config", "kv_ready",  "step",
-                                        "result",    "heartbeat", "ping",      "pong",
-                                        "error",     "shutdown",  "challenge", "attach"};
+    static const char *const names[] = {
+        "?",        "hello",    "load",      "load_progress", "load_done",     "kv_config",
+        "kv_ready", "step",     "result",    "heartbeat",     "ping",          "pong",
+        "error",    "shutdown", "challenge", "attach",        "transfers_done"};
     static_assert(PGD_ARRAY_LEN(names) == WIRE_TYPE_LAST + 1, "one name per type");
     return type >= 1 && type <= WIRE_TYPE_LAST ? names[type] : names[0];
 }
@@ -430,6 +431,28 @@ static pgd_err read_records(reader *r, const wire_field *f, uint8_t *elems, uint
     return PGD_OK;
 }
 
+/* *elems: where the array lies, in the frame if it can be used there. */
+static pgd_err read_record_array(reader *r, const wire_record *rec, const wire_field *f,
+                                 const uint8_t **elems, uint32_t n_elems)
+{
+    wire_plan plan;
+    uint8_t *made = NULL;
+    const uint8_t *at = r->data + r->pos;
+    size_t n_bytes = (size_t)n_elems * f->record->struct_bytes;
+    if (n_elems == 0)
+        return PGD_OK;
+    if (r->limits != NULL && n_bytes <= r->n_bytes - r->pos &&
+        wire_plan_make(&plan, f->record, r->limits) && plan.is_flat &&
+        wire_plan_is_in_range(&plan, at, n_elems)) {
+        r->pos += n_bytes;
+        *elems = at;
+        return PGD_OK;
+    }
+    PGD_TRY(take_records(r, rec, f, &made, n_elems));
+    *elems = made;
+    return read_records(r, f, made, n_elems);
+}
+
 static pgd_err check_count(reader *r, const wire_record *rec, const wire_field *f,
                            const uint8_t *count_at, uint32_t n_elems)
 {
@@ -466,11 +489,7 @@ static pgd_err read_section(reader *r, const wire_record *rec, const wire_field 
     if (f->elem == WIRE_KIND_RECORD && f->kind == WIRE_KIND_INLINE) {
         return read_records(r, f, at, n_elems);
     } else if (f->elem == WIRE_KIND_RECORD) {
-        uint8_t *made = NULL;
-        if (n_elems > 0)
-            PGD_TRY(take_records(r, rec, f, &made, n_elems));
-        PGD_TRY(read_records(r, f, made, n_elems));
-        elems = made;
+        PGD_TRY(read_record_array(r, rec, f, &elems, n_elems));
     } else {
         size_t stride = elem_stride(f);
         if (n_elems > (r->n_bytes - r->pos) / stride)

@@ -5,7 +5,8 @@
  * to 8, u32 tag (index of the field in its table, from 1), u32 n_elems, the elements. Everything is
  * little-endian. Encoding is canonical: a frame that decodes encodes to the same bytes. The
  * specification for people is proto/README.md. Decoding never allocates: plain arrays point into
- * the frame, arrays of records go to a scratch buffer of the caller.
+ * the frame, arrays of records too if they lie there as in memory, and else go to a scratch buffer of
+ * the caller.
  * Limits:  the frame must be 8-byte aligned in memory; hosts are little-endian
  * Thread:  any
  */
@@ -15,7 +16,7 @@
 #include "common/err.h"
 
 #define WIRE_MAGIC        0x57444750u /* "PGDW" */
-#define WIRE_VERSION      4
+#define WIRE_VERSION      5
 #define WIRE_HEADER_BYTES 24
 #define WIRE_ALIGN        8
 /* So that entries of a step can be counted in 32 bits. */
@@ -37,7 +38,8 @@ typedef enum wire_type {
     WIRE_SHUTDOWN = 13,
     WIRE_CHALLENGE = 14,
     WIRE_ATTACH = 15,
-    WIRE_TYPE_LAST = WIRE_ATTACH
+    WIRE_TRANSFERS_DONE = 16,
+    WIRE_TYPE_LAST = WIRE_TRANSFERS_DONE
 } wire_type;
 
 typedef struct wire_header {

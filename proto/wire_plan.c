@@ -164,6 +164,16 @@ static bool is_tail_inline(const wire_plan *p)
     return true;
 }
 
+/* Nothing but values, each at the same place on both sides, and no padding. */
+static bool is_flat(const wire_plan *p)
+{
+    bool is_same = p->n_parts == 1 && p->parts[0].f == NULL &&
+                   p->parts[0].n_bytes == p->struct_bytes && p->struct_bytes % WIRE_ALIGN == 0;
+    for (uint32_t i = 0; i < p->n_moves; i++)
+        is_same = is_same && p->moves[i].wire_at == p->moves[i].struct_at;
+    return is_same;
+}
+
 bool wire_plan_make(wire_plan *p, const wire_record *rec, const wire_limits *limits)
 {
     p->n_parts = 0;
@@ -171,7 +181,10 @@ bool wire_plan_make(wire_plan *p, const wire_record *rec, const wire_limits *lim
     p->n_checks = 0;
     p->struct_bytes = rec->struct_bytes;
     p->clear_bytes = rec->struct_bytes;
-    return rec->struct_bytes <= UINT16_MAX && add_record(p, rec, 0, limits) && is_tail_inline(p);
+    if (rec->struct_bytes > UINT16_MAX || !add_record(p, rec, 0, limits) || !is_tail_inline(p))
+        return false;
+    p->is_flat = is_flat(p);
+    return true;
 }
 
 /* --- stencils --------------------------------------------------------------------------------- */
@@ -359,7 +372,9 @@ static inline size_t write_array(uint8_t *data, size_t pos, const wire_plan_part
         if (data != NULL) {
             uint64_t head = part->tag | (uint64_t)(uint32_t)n_elems << 32;
             memcpy(data + pos, &head, 8);
-            if (n_elems > 0)
+            if (n_elems == 1)
+                move_word(data + pos + 8, elems, part->elem_bytes);
+            else if (n_elems > 1)
                 memcpy(data + pos + 8, elems, (size_t)n_elems * part->elem_bytes);
         }
         pos += 8 + (size_t)n_elems * part->elem_bytes;
@@ -439,6 +454,11 @@ static inline __attribute__((always_inline)) size_t write_elems(uint8_t *data, s
 size_t wire_plan_write(uint8_t *data, size_t pos, const wire_plan *p, const uint8_t *elems,
                        size_t n_elems, int32_t n_groups)
 {
+    if (p->is_flat) {
+        if (data != NULL)
+            memcpy(data + pos, elems, n_elems * p->struct_bytes);
+        return pos + n_elems * p->struct_bytes;
+    }
     return data != NULL ? write_elems(data, pos, p, elems, n_elems, n_groups)
                         : write_elems(NULL, pos, p, elems, n_elems, n_groups);
 }
@@ -592,6 +612,23 @@ static inline bool stencil_read(uint8_t *msg, const stencil *s, const uint8_t *f
     for (uint32_t i = 0; i < s->n_moves4; i++)
         memcpy(msg + s->moves4[i].struct_at, from + s->moves4[i].wire_at, 4);
     return true;
+}
+
+bool wire_plan_is_in_range(const wire_plan *p, const uint8_t *elems, size_t n_elems)
+{
+    const uint8_t *end = elems + n_elems * p->struct_bytes;
+    uint32_t n_bad = 0;
+    for (uint32_t i = 0; i < p->n_checks; i++) {
+        const wire_plan_check c = p->checks[i];
+        for (const uint8_t *e = elems; c.f32 != NULL && e < end; e += p->struct_bytes)
+            n_bad += !is_f32_in_range(e + c.wire_at, c.f32);
+        for (const uint8_t *e = elems; c.f32 == NULL && e < end; e += p->struct_bytes) {
+            uint32_t x;
+            memcpy(&x, e + c.wire_at, 4);
+            n_bad += x - c.lo > c.span;
+        }
+    }
+    return n_bad == 0;
 }
 
 size_t wire_plan_read(uint8_t *elems, size_t *pos, const wire_plan *p, size_t n_elems,

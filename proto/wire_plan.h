@@ -4,7 +4,7 @@
  * A plan knows records of plain values and plain arrays, embedded records included; for others
  * wire_plan_make says no and wire.c walks the table. Reading is all or nothing: what a plan takes is
  * what the walk takes, with the same result; what it does not take, the walk looks at again and
- * tells what is wrong.
+ * tells what is wrong. Elements of a flat plan are not even moved.
  * Thread:  any
  */
 #ifndef PROTO_WIRE_PLAN_H
@@ -53,6 +53,7 @@ typedef struct wire_plan {
     uint32_t n_moves;
     uint32_t n_checks;
     uint32_t struct_bytes;
+    bool is_flat;         /* an element lies in the frame as in memory */
     uint32_t clear_bytes; /* inline arrays behind it are read before they are used */
     wire_plan_part parts[WIRE_PLAN_MAX_PARTS];
     wire_plan_move moves[WIRE_PLAN_MAX_MOVES];
@@ -65,6 +66,8 @@ bool wire_plan_make(wire_plan *p, const wire_record *rec, const wire_limits *lim
  * only measures. */
 size_t wire_plan_write(uint8_t *data, size_t pos, const wire_plan *p, const uint8_t *elems,
                        size_t n_elems, int32_t n_groups);
+/* Whether n_elems elements of a flat plan are in range and can be used where they lie. */
+bool wire_plan_is_in_range(const wire_plan *p, const uint8_t *elems, size_t n_elems);
 /* Reads up to n_elems elements from *pos of a frame of n_bytes on, and moves *pos behind them.
  * Returns how many; the next one is not for this plan. */
 size_t wire_plan_read(uint8_t *elems, size_t *pos, const wire_plan *p, size_t n_elems,

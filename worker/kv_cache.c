@@ -93,6 +93,13 @@ void *kv_cache_get_pages(const kv_cache *kv, int32_t layer)
     return kv->data + kv->slot_at[kv->layout.layers[layer].slot];
 }
 
+void *kv_cache_get_slot(const kv_cache *kv, int32_t slot, size_t *page_bytes)
+{
+    PGD_ASSERT(slot >= 0 && slot < kv->layout.n_slots);
+    *page_bytes = (size_t)kv->layout.page_bytes[slot];
+    return kv->data + kv->slot_at[slot];
+}
+
 const kv_page_layout *kv_cache_get_page_layout(const kv_cache *kv, int32_t layer)
 {
     return &kv->pages_of[kv_cache_group_of(kv, layer)];

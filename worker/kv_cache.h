@@ -24,6 +24,8 @@ void kv_cache_destroy(kv_cache *kv);
 /* Pages of a layer, how one lies in memory, and the group whose table leads to them; borrows until
  * destroy. */
 void *kv_cache_get_pages(const kv_cache *kv, int32_t layer);
+/* Pages of a slot, [n_blocks][page_bytes]. */
+void *kv_cache_get_slot(const kv_cache *kv, int32_t slot, size_t *page_bytes);
 const kv_page_layout *kv_cache_get_page_layout(const kv_cache *kv, int32_t layer);
 int32_t kv_cache_group_of(const kv_cache *kv, int32_t layer);
 int32_t kv_cache_n_blocks(const kv_cache *kv);

@@ -10,11 +10,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <gnu/libc-version.h>
+
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/memory_info.h"
 #include "common/thread.h"
-#include "worker/memory_info.h"
 #include "worker/model/model_ops.h"
 #include "worker/model/network.h"
 #include "worker/prompt_scorer.h"
@@ -36,6 +38,7 @@ typedef struct model_runner {
     prompt_scorer *scorer;
     kv_cache *kv;
     kv_tables tables;
+    kv_transfer *transfer; /* NULL = no offload tier */
     load_msg load;
     uint64_t n_steps;
 } model_runner;
@@ -174,6 +177,18 @@ static void fill_kv_layers(const model_runner *r, load_done_msg *done)
         done->kv_layers[done->n_kv_layers++] = (kv_layer_spec){ATTENTION_CROSS, 0, token_bytes};
 }
 
+#ifdef __clang__
+#    define COMPILER "clang " __clang_version__
+#else
+#    define COMPILER "gcc " __VERSION__
+#endif
+
+static void fill_numerics(const model_runner *r, load_done_msg *done)
+{
+    (void)snprintf(done->numerics, sizeof(done->numerics), "%s numerics=%d %.48s glibc %.16s",
+                   r->ops->name, KERNELS_NUMERICS_VERSION, COMPILER, gnu_get_libc_version());
+}
+
 static pgd_err load(step_runner *base, const load_msg *msg, load_done_msg *done,
                     step_runner_progress_fn progress, void *arg, pgd_why *why)
 {
@@ -199,10 +214,27 @@ static pgd_err load(step_runner *base, const load_msg *msg, load_done_msg *done,
     done->max_encoder_tokens = r->cfg->encdec.max_source;
     done->vocab_size = r->cfg->vocab_size;
     PGD_TRY(model_file_fingerprint(r->file, done->model_fingerprint));
+    fill_numerics(r, done);
     done->load_us = clock_now_us() - start_us;
     log_info("worker", "loaded ops=\"%s\" threads=%" PRId32 " weight_bytes=%zu ms=%" PRIu64,
              r->ops->name, cpu_pool_n_threads(r->pool), r->w->n_bytes, done->load_us / 1000);
     return PGD_OK;
+}
+
+static pgd_err create_transfer(model_runner *r, const kv_config_msg *msg, pgd_why *why)
+{
+    kv_transfer_slot slots[PGD_MAX_KV_LAYERS];
+    for (int32_t s = 0; s < msg->layout.n_slots; s++)
+        slots[s].pages = kv_cache_get_slot(r->kv, s, &slots[s].page_bytes);
+    kv_transfer_opts opts = {.device = copy_device_get_cpu(),
+                             .slots = slots,
+                             .n_slots = msg->layout.n_slots,
+                             .config = msg,
+                             .rank = r->base.rank,
+                             .progress = &r->base.progress,
+                             .on_done = r->base.on_transfer,
+                             .arg = r->base.on_transfer_arg};
+    return kv_transfer_create(&r->transfer, &opts, why);
 }
 
 static pgd_err init_kv(step_runner *base, const kv_config_msg *msg, kv_ready_msg *ready,
@@ -219,6 +251,7 @@ static pgd_err init_kv(step_runner *base, const kv_config_msg *msg, kv_ready_msg
                            .max_encoder_tokens = r->cfg->encdec.max_source,
                            .n_blocks = msg->n_blocks};
     PGD_TRY(kv_tables_init(&r->tables, &msg->layout, &opts));
+    PGD_TRY(create_transfer(r, msg, why));
     ready->kv_bytes = kv_cache_bytes(r->kv);
     return PGD_OK;
 }
@@ -232,10 +265,9 @@ static pgd_err check_step(const model_runner *r, const scheduler_output *in, pgd
     if (in->n_groups != r->tables.n_groups)
         return pgd_fail(why, PGD_EPROTO, "expected %" PRId32 " KV groups, got %" PRId32,
                         r->tables.n_groups, in->n_groups);
-    if (in->n_transfers != 0 || in->grammar_bitmask_bytes != 0)
-        return pgd_fail(why, PGD_EUNSUPPORTED,
-                        "expected no transfers or grammar masks, got %" PRId32 " and %zu bytes",
-                        in->n_transfers, in->grammar_bitmask_bytes);
+    if (in->grammar_bitmask_bytes != 0)
+        return pgd_fail(why, PGD_EUNSUPPORTED, "expected no grammar masks, got %zu bytes",
+                        in->grammar_bitmask_bytes);
     for (int32_t i = 0; i < in->n_blocks_to_zero; i++) {
         if (in->blocks_to_zero[i] < 0 || in->blocks_to_zero[i] >= kv_cache_n_blocks(r->kv))
             return pgd_fail(why, PGD_EPROTO,
@@ -331,6 +363,7 @@ static pgd_err apply(model_runner *r, const scheduler_output *in, pgd_why *why)
 {
     int64_t n_scheduled = 0;
     PGD_TRY(check_step(r, in, why));
+    PGD_TRY(kv_transfer_begin_step(r->transfer, in, why));
     PGD_TRY(release_rows(r, in, why));
     int32_t n_encoded = 0;
     int32_t n_appended = 0;
@@ -393,9 +426,15 @@ static pgd_err step(step_runner *base, const scheduler_output *in, step_result *
 
 /* --- life ------------------------------------------------------------------------------------- */
 
+static void stop(step_runner *base)
+{
+    kv_transfer_stop(((model_runner *)base)->transfer);
+}
+
 static void destroy(step_runner *base)
 {
     model_runner *r = (model_runner *)base;
+    kv_transfer_destroy(r->transfer);
     kv_tables_deinit(&r->tables);
     kv_cache_destroy(r->kv);
     prompt_scorer_destroy(r->scorer);
@@ -410,8 +449,12 @@ static void destroy(step_runner *base)
     mem_free(r);
 }
 
-static const step_runner_vtbl vtbl = {
-    .describe = describe, .load = load, .init_kv = init_kv, .step = step, .destroy = destroy};
+static const step_runner_vtbl vtbl = {.describe = describe,
+                                      .load = load,
+                                      .init_kv = init_kv,
+                                      .step = step,
+                                      .stop = stop,
+                                      .destroy = destroy};
 
 pgd_err model_runner_create(step_runner **out, const char *device, pgd_why *why)
 {

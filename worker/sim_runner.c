@@ -76,7 +76,11 @@ typedef struct sim_runner {
     hash_map *by_id;
     int32_t *batch; /* rows of the step at hand, in order */
     int32_t n_batch;
-    uint64_t *slots; /* [n_kv_blocks, max_block_size] */
+    size_t
+        block_words; /* of slots: max_block_size; with an offload tier as many bytes as a block of
+                           the layout has, so that they are moved */
+    uint64_t *slots; /* [n_kv_blocks, block_words] */
+    kv_transfer *transfer; /* NULL = no offload tier */
     request_result_msg *results;
     token_logprob *logprobs;
     prompt_result_msg *prompt_results;
@@ -254,14 +258,15 @@ static bool is_at(const sim_row *row, int32_t n_computed)
     return pos == n_computed;
 }
 
-/* Puts the step's drafts behind the row's tokens: the engine's, or as many of the row's own as it
- * asks for. */
-static pgd_err take_drafts(sim_runner *s, sim_row *row, const cached_request_msg *c, pgd_why *why)
+/* Puts the step's drafts behind the row's tokens: those given, or as many of the row's own as it asks
+ * for. */
+static pgd_err take_drafts(sim_runner *s, sim_row *row, const cached_request_msg *c,
+                           const token_id *given, pgd_why *why)
 {
-    const token_id *drafts = c->draft_tokens != NULL ? c->draft_tokens : row->drafts;
+    const token_id *drafts = given != NULL ? given : row->drafts;
     int32_t n_known = c->n_scheduled_tokens - c->n_draft_tokens;
     row->n_asked_drafts = row->n_step_drafts = c->n_draft_tokens;
-    if (c->draft_tokens == NULL)
+    if (given == NULL)
         row->n_step_drafts = PGD_MIN(row->n_step_drafts, row->n_drafts);
     row->n_scheduled_tokens = n_known + row->n_step_drafts;
     row->n_drafts = 0;
@@ -283,9 +288,9 @@ static pgd_err take_drafts(sim_runner *s, sim_row *row, const cached_request_msg
     return PGD_OK;
 }
 
-/* append: NULL = no new blocks. */
+/* append: NULL = no new blocks. drafts: NULL = the row's own. */
 static pgd_err update_cached(sim_runner *s, const cached_request_msg *c,
-                             const block_ids_msg *append, pgd_why *why)
+                             const block_ids_msg *append, const token_id *drafts, pgd_why *why)
 {
     sim_row *row = find_row(s, c->request_id);
     if (row == NULL)
@@ -301,7 +306,7 @@ static pgd_err update_cached(sim_runner *s, const cached_request_msg *c,
                         (unsigned long long)c->request_id, row->n_computed_tokens,
                         row->n_rejected[0], row->n_rejected[1], row->n_rejected[2],
                         c->n_computed_tokens);
-    PGD_TRY(take_drafts(s, row, c, why));
+    PGD_TRY(take_drafts(s, row, c, drafts, why));
     add_to_batch(s, row);
     static const block_ids_msg none = {.n_blocks = {0}};
     int32_t n_context = c->n_computed_tokens + c->n_scheduled_tokens + s->load.sim_draft_tokens;
@@ -315,7 +320,7 @@ static uint64_t *slot_at(sim_runner *s, const sim_row *row, int32_t g, int32_t p
 {
     int32_t block_size = s->layout.groups[g].block_size;
     size_t block = (size_t)row->blocks[g][pos / block_size];
-    return &s->slots[block * (size_t)s->max_block_size + (size_t)(pos % block_size)];
+    return &s->slots[block * s->block_words + (size_t)(pos % block_size)];
 }
 
 static void write_kv(sim_runner *s, const sim_row *row)
@@ -351,9 +356,9 @@ static pgd_err check_kv(sim_runner *s, const sim_row *row, uint64_t step_id, pgd
 
 static void zero_blocks(sim_runner *s, const scheduler_output *in)
 {
-    size_t n_slots = (size_t)s->max_block_size;
     for (int32_t i = 0; i < in->n_blocks_to_zero; i++)
-        memset(&s->slots[(size_t)in->blocks_to_zero[i] * n_slots], 0, n_slots * sizeof *s->slots);
+        memset(&s->slots[(size_t)in->blocks_to_zero[i] * s->block_words], 0,
+               s->block_words * sizeof *s->slots);
 }
 
 /* --- a step ----------------------------------------------------------------------------------- */
@@ -524,6 +529,7 @@ static pgd_err sim_step(step_runner *base, const scheduler_output *in, step_resu
                          .prompt_results = s->prompt_results,
                          .prompt_logprobs = s->prompt_logprobs};
     s->n_batch = 0;
+    PGD_TRY(kv_transfer_begin_step(s->transfer, in, why));
     PGD_TRY(release_rows(s, in->finished_ids, in->n_finished, "finished", why));
     PGD_TRY(release_rows(s, in->preempted_ids, in->n_preempted, "preempted", why));
     for (int32_t i = 0; i < in->n_new; i++)
@@ -531,8 +537,8 @@ static pgd_err sim_step(step_runner *base, const scheduler_output *in, step_resu
     int32_t n_appended = 0;
     for (int32_t i = 0; i < in->n_cached; i++) {
         const cached_request_msg *c = &in->cached_requests[i];
-        PGD_TRY(
-            update_cached(s, c, scheduler_output_next_append(in, &n_appended, c->request_id), why));
+        const block_ids_msg *append = scheduler_output_next_append(in, &n_appended, c->request_id);
+        PGD_TRY(update_cached(s, c, append, scheduler_output_drafts(in, c), why));
     }
     zero_blocks(s, in);
     for (int32_t i = 0; i < s->n_batch; i++)
@@ -568,7 +574,7 @@ static pgd_err sim_load(step_runner *base, const load_msg *msg, load_done_msg *d
                         msg->sim_vocab_size);
     s->load = *msg; /* the drafts' limits were checked when it was decoded */
     s->vocab_size = msg->sim_vocab_size;
-    *done = (load_done_msg){.vocab_size = msg->sim_vocab_size};
+    *done = (load_done_msg){.vocab_size = msg->sim_vocab_size, .numerics = "sim"};
     PGD_TRY(sim_layers_parse(done->kv_layers, &done->n_kv_layers, msg->sim_kv_layers, why));
     /* A quarter of it makes DEFAULT_BLOCKS of one layer. */
     done->memory_free_bytes =
@@ -592,7 +598,7 @@ static pgd_err alloc_rows(sim_runner *s, pgd_why *why)
     s->prompt_logprobs =
         mem_calloc((size_t)s->load.max_num_batched_tokens * (size_t)(s->load.max_logprobs + 1),
                    sizeof *s->prompt_logprobs);
-    s->slots = mem_calloc((size_t)s->n_kv_blocks, (size_t)s->max_block_size * sizeof *s->slots);
+    s->slots = mem_calloc((size_t)s->n_kv_blocks, s->block_words * sizeof *s->slots);
     bool ok = s->rows != NULL && s->free_rows != NULL && s->batch != NULL && s->results != NULL &&
               s->logprobs != NULL && s->prompt_results != NULL && s->prompt_logprobs != NULL &&
               s->slots != NULL && hash_map_create(&s->by_id, (size_t)n_rows) == PGD_OK;
@@ -626,13 +632,33 @@ static pgd_err sim_init_kv(step_runner *base, const kv_config_msg *msg, kv_ready
         min_block_size = PGD_MIN(min_block_size, msg->layout.groups[g].block_size);
     }
     s->max_blocks = (s->max_model_len - 1) / min_block_size + 2;
-    ready->kv_bytes = (uint64_t)msg->n_blocks * kv_layout_block_bytes(&msg->layout);
-    return alloc_rows(s, why);
+    uint64_t block_bytes = kv_layout_block_bytes(&msg->layout);
+    ready->kv_bytes = (uint64_t)msg->n_blocks * block_bytes;
+    s->block_words = msg->offload_path[0] != 0 ? (size_t)(block_bytes / sizeof *s->slots)
+                                               : (size_t)s->max_block_size;
+    PGD_ASSERT(s->block_words >= (size_t)s->max_block_size);
+    PGD_TRY(alloc_rows(s, why));
+    kv_transfer_slot slot = {(uint8_t *)s->slots, s->block_words * sizeof *s->slots};
+    kv_transfer_opts opts = {.device = copy_device_get_cpu(),
+                             .slots = &slot,
+                             .n_slots = 1,
+                             .config = msg,
+                             .rank = s->base.rank,
+                             .progress = &s->base.progress,
+                             .on_done = s->base.on_transfer,
+                             .arg = s->base.on_transfer_arg};
+    return kv_transfer_create(&s->transfer, &opts, why);
+}
+
+static void sim_stop(step_runner *base)
+{
+    kv_transfer_stop(((sim_runner *)(void *)base)->transfer);
 }
 
 static void sim_destroy(step_runner *base)
 {
     sim_runner *s = (sim_runner *)(void *)base;
+    kv_transfer_destroy(s->transfer);
     for (int32_t i = 0; s->rows != NULL && i < s->load.max_num_seqs; i++) {
         mem_free(s->rows[i].tokens);
         mem_free(s->rows[i].hashes);
@@ -657,6 +683,7 @@ static const step_runner_vtbl VTBL = {
     .load = sim_load,
     .init_kv = sim_init_kv,
     .step = sim_step,
+    .stop = sim_stop,
     .destroy = sim_destroy,
 };
 

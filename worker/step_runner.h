@@ -1,7 +1,7 @@
 /* What a worker process drives: the model runner and the simulated runner stand behind this one
  * interface.
  *
- * Sequence: create, load, init_kv, step... , destroy. All memory is sized in load and init_kv; step
+ * Sequence: create, load, init_kv, step... , stop, destroy. All memory is sized in load and init_kv; step
  * never allocates. The runner keeps rows and block tables as a cache of what the engine said;
  * nothing else.
  * Thread:  the worker's main thread, except progress (any)
@@ -12,6 +12,7 @@
 #include "proto/control.h"
 #include "proto/scheduler_output.h"
 #include "proto/step_result.h"
+#include "worker/kv_transfer.h"
 
 typedef struct step_runner step_runner;
 
@@ -27,6 +28,8 @@ typedef struct step_runner_vtbl {
      * its entry; a pgd_err means that this worker cannot go on (the message broke the protocol, the
      * device failed). */
     pgd_err (*step)(step_runner *r, const scheduler_output *in, step_result *out, pgd_why *why);
+    /* Ends what goes on beside the steps: on_transfer is not called from then on. */
+    void (*stop)(step_runner *r);
     void (*destroy)(step_runner *r);
 } step_runner_vtbl;
 
@@ -35,6 +38,10 @@ struct step_runner {
     /* Counts layers (or any finer unit) done since start, atomically incremented while a step runs:
      * the heartbeat thread reads it with __atomic_load_n. */
     uint64_t progress;
+    /* Set before init_kv when the message may have an offload tier; called by threads of the runner. */
+    kv_transfer_done_fn on_transfer;
+    void *on_transfer_arg;
+    int32_t rank; /* whose shards are this worker's */
 };
 
 /* worker/sim_runner.c and worker/model_runner.c */

@@ -81,6 +81,15 @@ static void on_progress(void *arg, uint64_t done_bytes, uint64_t total_bytes)
                             false);
 }
 
+/* From a copy thread, which tries again later when the engine's queue is full. */
+static bool on_transfer(void *arg, const kv_transfer_done *done)
+{
+    transfers_done_msg m = {.n_done = 1, .done = {*done}};
+    pgd_err err =
+        engine_link_send(arg, WIRE_TRANSFERS_DONE, &control_transfers_done_record, &m, false);
+    return err != PGD_EAGAIN && err != PGD_ENOMEM;
+}
+
 static pgd_err say_hello(worker_state *s)
 {
     hello_msg m = {
@@ -111,6 +120,12 @@ static pgd_err size_limits(worker_state *s, pgd_why *why)
     if (s->kv.max_model_len > s->load.max_model_len)
         return pgd_fail(why, PGD_EPROTO, "kv_config: expected max_model_len of at most %d, got %d",
                         s->load.max_model_len, s->kv.max_model_len);
+    if ((s->kv.offload_path[0] != 0) != (s->kv.offload_blocks > 0) ||
+        (s->kv.offload_path[0] != 0) != (s->kv.offload_n_ranks > 0))
+        return pgd_fail(why, PGD_EPROTO,
+                        "kv_config: expected a path, blocks and ranks of an offload tier or none "
+                        "of them, got \"%.100s\", %d and %d",
+                        s->kv.offload_path, s->kv.offload_blocks, s->kv.offload_n_ranks);
     PGD_TRY(kv_layout_check(layout, s->done.kv_layers, s->done.n_kv_layers, s->kv.n_blocks, why));
     s->limits = (wire_limits){.max_num_seqs = s->load.max_num_seqs,
                               .max_num_batched_tokens = s->load.max_num_batched_tokens,
@@ -136,6 +151,9 @@ static pgd_err do_kv_config(worker_state *s, const engine_frame *f, pgd_why *why
     pgd_err err = control_decode_kv_config(&s->kv, f->data, f->n_bytes, why);
     if (err == PGD_OK)
         err = size_limits(s, why);
+    r->on_transfer = on_transfer;
+    r->on_transfer_arg = s->opts->link;
+    r->rank = (int32_t)s->opts->rank;
     if (err == PGD_OK)
         err = r->vtbl->init_kv(r, &s->kv, &ready, why);
     if (err != PGD_OK)
@@ -210,6 +228,7 @@ pgd_err worker_loop_run(const worker_loop_opts *opts, pgd_why *why)
 {
     worker_state s = {.opts = opts};
     pgd_err err = run(&s, why);
+    opts->runner->vtbl->stop(opts->runner); /* the link is the caller's from here on */
     if (err != PGD_OK && !s.is_told)
         log_error("worker", "%s", pgd_why_text(why, err));
     mem_free(s.scratch.data);

@@ -15,6 +15,7 @@
 #include "common/hash.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "engine/bench/bench_words.h"
 #include "engine/commands.h"
 #include "engine/offline.h"
 
@@ -84,18 +85,6 @@ static bool begin(offline *o, sample *s, const bench_opts *opts, uint64_t which)
     bool ok = engine_generate(o->engine, &gen, &g) == CORE_REFUSAL_NONE;
     mem_free(ids);
     return ok;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *values, int64_t n)
-{
-    qsort(values, (size_t)n, sizeof(*values), compare_doubles);
-    return n % 2 != 0 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
 /* Runs n requests at once; false when one failed. *wall_us: from the first submit to the last
@@ -168,8 +157,9 @@ static int bench(offline *o, bench_state *b, const bench_opts *opts, bool is_lat
     if (status == 0) {
         core_stats stats;
         engine_get_stats(o->engine, &stats);
-        double p = median(prefill, opts->iterations), d = median(decode, opts->iterations),
-               t = median(total, opts->iterations);
+        double p = bench_median(prefill, opts->iterations),
+               d = bench_median(decode, opts->iterations),
+               t = bench_median(total, opts->iterations);
         const char *kind = is_latency ? "latency" : "throughput";
         const char *model = engine_model_name(o->engine);
         strbuf name;
@@ -195,44 +185,6 @@ static int bench(offline *o, bench_state *b, const bench_opts *opts, bool is_lat
     return status;
 }
 
-static bool parse_own(bench_opts *o, char **words, int n)
-{
-    static const struct {
-        const char *name;
-        size_t offset;
-        int64_t min, max;
-    } rows[] = {{"--input-len", offsetof(bench_opts, input_len), 1, 10000000},
-                {"--output-len", offsetof(bench_opts, output_len), 1, 10000000},
-                {"--num-prompts", offsetof(bench_opts, num_prompts), 1, 100000},
-                {"--iterations", offsetof(bench_opts, iterations), 1, 1000},
-                {"--seed", offsetof(bench_opts, seed), 0, 1 << 20}};
-    for (int i = 0; i < n; i++) {
-        if (strcmp(words[i], "--json") == 0) {
-            o->json = true;
-            continue;
-        }
-        size_t len = strcspn(words[i], "=");
-        size_t r = 0;
-        while (r < PGD_ARRAY_LEN(rows) &&
-               (strlen(rows[r].name) != len || strncmp(rows[r].name, words[i], len) != 0))
-            r++;
-        if (r == PGD_ARRAY_LEN(rows)) {
-            fprintf(stderr, "paged bench: unexpected %s\n", words[i]);
-            return false;
-        }
-        const char *value = words[i][len] == '=' ? words[i] + len + 1 : words[++i];
-        char *end;
-        int64_t v = strtoll(value, &end, 10);
-        if (end == value || *end != '\0' || v < rows[r].min || v > rows[r].max) {
-            fprintf(stderr, "paged bench: %s: expected %" PRId64 " to %" PRId64 ", got %s\n",
-                    rows[r].name, rows[r].min, rows[r].max, value);
-            return false;
-        }
-        memcpy((char *)o + rows[r].offset, &v, sizeof(v));
-    }
-    return true;
-}
-
 void bench_offline_help(FILE *out)
 {
     fputs("usage: paged bench latency|throughput --model PATH [options]\n\n"
@@ -251,6 +203,13 @@ int bench_offline_main(int argc, char **argv, bool is_latency)
 {
     static const char *const extra[] = {
         "input-len=", "output-len=", "num-prompts=", "iterations=", "seed=", "json", NULL};
+    static const bench_word rows[] = {
+        {"--input-len", offsetof(bench_opts, input_len), 1, 10000000},
+        {"--output-len", offsetof(bench_opts, output_len), 1, 10000000},
+        {"--num-prompts", offsetof(bench_opts, num_prompts), 1, 100000},
+        {"--iterations", offsetof(bench_opts, iterations), 1, 1000},
+        {"--seed", offsetof(bench_opts, seed), 0, 1 << 20},
+    };
     bench_opts opts = {.input_len = is_latency ? 512 : 128,
                        .output_len = is_latency ? 128 : 64,
                        .num_prompts = 16,
@@ -261,7 +220,7 @@ int bench_offline_main(int argc, char **argv, bool is_latency)
     config cfg;
     if (argc > (int)PGD_ARRAY_LEN(words) ||
         !command_load_config(&cfg, argc, argv, extra, words, &n_words) ||
-        !parse_own(&opts, words, n_words))
+        !bench_words_parse(&opts, &opts.json, rows, PGD_ARRAY_LEN(rows), words, n_words))
         return EXIT_STATUS_USAGE;
     command_quiet_log(&cfg);
     cfg.max_queued_requests = PGD_MAX(cfg.max_queued_requests, opts.num_prompts);

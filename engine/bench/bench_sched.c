@@ -128,21 +128,21 @@ static bool parse(sched_opts *o, int argc, char **argv)
 
 void bench_sched_help(FILE *out)
 {
-    fputs(
-        "usage: paged bench sched [options]\n\n"
-        "What a step costs without a model: schedule, encode and decode of its message and of the "
-        "result, update.\nLists have commas between their values; each combination is one row. The "
-        "options of paged serve do not apply.\n\n"
-        "  --running LIST            Decoding requests. Default 1,16,256,1024,4096.\n"
-        "  --pool-blocks LIST        KV blocks; 0 = just enough. Default 0,4194304.\n"
-        "  --groups LIST             KV-cache groups: full attention, then sliding windows. "
-        "Default "
-        "1,3.\n"
-        "  --hit-rate LIST           Part of each prompt that is cached when it comes. Default "
-        "0,0.5,1.\n"
-        "  --steps N                 Steps of a row. Default 256.\n"
-        "  --json                    One array of objects instead of a table.\n",
-        out);
+    fputs("usage: paged bench sched [options]\n\n"
+          "What a step costs without a model: schedule, encode and decode of its message, update; "
+          "beside it,\nencode and decode of its result. Lists have commas between their values; "
+          "each combination is one row. The "
+          "options of paged serve do not apply.\n\n"
+          "  --running LIST            Decoding requests. Default 1,16,256,1024,4096.\n"
+          "  --pool-blocks LIST        KV blocks; 0 = just enough. Default 0,4194304.\n"
+          "  --groups LIST             KV-cache groups: full attention, then sliding windows. "
+          "Default "
+          "1,3.\n"
+          "  --hit-rate LIST           Part of each prompt that is cached when it comes. Default "
+          "0,0.5,1.\n"
+          "  --steps N                 Steps of a row. Default 256.\n"
+          "  --json                    One array of objects instead of a table.\n",
+          out);
 }
 
 /* --- measuring -------------------------------------------------------------------------------- */
@@ -325,7 +325,7 @@ static void print_row(const sched_bench *b, const sched_row *r)
     printf("%7d %9d %6d %5.2f %9.2f %9.1f %6.2f %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f %6.3g",
            r->n_running, r->n_blocks, r->n_groups, r->hit_rate, r->step.total_us, per_request_ns(r),
            of_goal(r), r->best_us, r->p99_us, r->step.schedule_us, r->step.encode_us,
-           r->step.decode_us, r->step.result_us, r->step.update_us, r->allocations_per_step);
+           r->step.decode_us, r->step.update_us, r->step.result_us, r->allocations_per_step);
     print_growth(r, r->n_running > base ? find_row(b, r, base, r->is_just_enough) : NULL,
                  (double)r->n_running / base);
     print_growth(r, find_row(b, r, r->n_running, true), 1);
@@ -340,10 +340,10 @@ static void print_text(const sched_bench *b)
            b->machine.random_read_ns, b->machine.cache_read_ns, b->machine.read_gb_s);
     printf("                             us per   ns per     of     best      p99                  "
            "   us "
-           "per step               allocs    grown as\n"
+           "per step   beside it   allocs    grown as\n"
            "running    blocks groups  hits     step  request   goal     step     step schedule   "
            "encode "
-           "  decode   result   update  /step  running     pool\n");
+           "  decode   update   result  /step  running     pool\n");
     for (int i = 0; i < b->n_rows; i++)
         print_row(b, &b->rows[i]);
     printf("\ngoal: %.0f ns for each running request + %.0f us; running: against linear growth; "

@@ -384,7 +384,7 @@ static pgd_err measure(sched_rig_run *run, sched_rig *g, int32_t n_running, int3
         t.decode_us /= n_each;
         t.result_us /= n_each;
         t.update_us /= n_each;
-        t.total_us = t.schedule_us + t.encode_us + t.decode_us + t.result_us + t.update_us;
+        t.total_us = t.schedule_us + t.encode_us + t.decode_us + t.update_us;
         if (run->n_samples < run->max_samples)
             run->samples[run->n_samples++] = t;
     }

@@ -30,7 +30,7 @@ typedef struct sched_rig_step {
     double decode_us; /* on the worker */
     double result_us; /* encode on the worker and decode on the core thread */
     double update_us;
-    double total_us;
+    double total_us; /* without result_us: what the goal is about */
 } sched_rig_step;
 
 typedef struct sched_rig_run {

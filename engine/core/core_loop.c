@@ -32,9 +32,12 @@
 #include "common/mem.h"
 #include "common/ring.h"
 #include "common/thread.h"
+#include "engine/core/core_events.h"
+#include "engine/core/core_offload.h"
 #include "engine/core/core_scheduler.h"
 #include "engine/core/poison.h"
 #include "engine/core/stats.h"
+#include "engine/core/step_notes.h"
 #include "engine/core/worker_life.h"
 
 #define DEPTH           CORE_STEPS_IN_FLIGHT
@@ -42,6 +45,7 @@
 #define RESET_RESERVE   1
 #define BLOCKED_MS      2 /* how often a full event ring is looked at again */
 #define COMMAND_WAIT_US 50
+#define LAST_STORES_US  2000000
 
 static const double step_bounds[] = {1,   8,    16,   32,   64,   128,  256,
                                      512, 1024, 2048, 4096, 8192, 16384};
@@ -59,16 +63,8 @@ typedef struct command {
     uint64_t request_id;   /* ABORT */
     request_status status; /* ABORT: how it counts */
     uint32_t drain_s;      /* DRAIN */
+    bool with_tiers;       /* RESET_CACHE */
 } command;
-
-/* What a step in flight holds, for the poison rule. */
-typedef struct step_note {
-    uint64_t step_id;
-    int32_t n_requests;
-    uint64_t *ids;       /* [max_num_seqs] */
-    int32_t *n_computed; /* before the step */
-    int32_t *n_scheduled;
-} step_note;
 
 struct core_loop {
     core_loop_opts opts;
@@ -76,7 +72,8 @@ struct core_loop {
     ring *commands;
     ring *events;
     stats_cell *stats;
-    kv_residency *residency; /* NULL unless kv_cache_metrics */
+    kv_residency *residency;   /* NULL unless kv_cache_metrics */
+    core_events *cache_events; /* NULL unless kv_events_url */
     int wake_fd;
     pthread_t thread;
 
@@ -91,15 +88,14 @@ struct core_loop {
 
     /* core thread only, from start to stop */
     worker_life *life;
-    scheduler *sched; /* NULL until the pool is known */
+    scheduler *sched;      /* NULL until the pool is known */
+    core_offload *offload; /* NULL without tiers */
     poison *poison;
     hash_map *live; /* every request that has not finished */
     uint64_t *live_ids;
     request **pending; /* [max_held], a queue */
     int32_t n_pending;
-    step_note notes[DEPTH]; /* oldest first */
-    int32_t n_notes;
-    poison_suspect *suspects;
+    step_notes *notes;
     core_state state; /* as last told */
     core_state wanted_state;
     core_refusal refusal; /* of the request that is being finished */
@@ -108,6 +104,7 @@ struct core_loop {
     bool is_draining;
     bool is_done;
     uint64_t drain_end_us;
+    uint64_t idle_since_us; /* while draining: no request is left; 0 = some are */
     uint64_t next_beat_us;
     uint64_t n_steps;
     histogram step_tokens;
@@ -140,6 +137,8 @@ static void push_finished(core_loop *c, const request *r, request_status status,
                     .refusal = refusal,
                     .stop_token = r->stop_token,
                     .num_cached_tokens = PGD_MAX(r->num_cached_tokens, 0),
+                    .num_host_tokens = r->num_host_tokens,
+                    .num_disk_tokens = r->num_disk_tokens,
                     .num_preemptions = r->num_preemptions,
                     .scheduled_us = r->scheduled_us};
     push_event(c, &e);
@@ -157,6 +156,8 @@ static void on_token(void *arg, request *r, token_id token, const token_logprob 
                     .prompt_logprobs = request_take_prompt_logprobs(r),
                     .stop_token = -1,
                     .num_cached_tokens = PGD_MAX(r->num_cached_tokens, 0),
+                    .num_host_tokens = r->num_host_tokens,
+                    .num_disk_tokens = r->num_disk_tokens,
                     .num_preemptions = r->num_preemptions,
                     .scheduled_us = r->scheduled_us};
     PGD_ASSERT(n_logprobs <= (int32_t)PGD_ARRAY_LEN(e.logprobs));
@@ -205,8 +206,10 @@ static void publish(core_loop *c)
     for (int32_t g = 0; g < s.n_kv_groups; g++)
         s.kv_groups[g] =
             (core_kv_group){f->kv.groups.layout.groups[g], f->kv.groups.n_layers_of[g]};
+    core_offload_get_stats(&s.offload, c->offload);
     s.n_queued_commands = (int32_t)ring_n_used(c->commands);
     s.kv_bytes = f->kv_bytes;
+    core_events_get_stats(c->cache_events, &s.kv_events);
     s.load_us = f->load_us;
     s.spawn_us = f->spawn_us;
     s.fail_err = f->fatal_err;
@@ -328,12 +331,20 @@ static request *find_request(void *arg, uint64_t id)
 static pgd_err make_scheduler(core_loop *c, const worker_facts *facts, pgd_why *why)
 {
     scheduler_opts base = {.hash_seed = c->opts.hash_seed,
+                           .kv_events = core_events_get_ring(c->cache_events),
                            .kv_residency = c->residency,
+                           .connector = core_offload_get_connector(c->offload),
                            .on_token = on_token,
                            .on_finished = on_finished,
                            .on_release = on_release,
                            .arg = c};
     return core_scheduler_create(&c->sched, &base, c->opts.cfg, &c->sizes, &facts->kv, why);
+}
+
+static pgd_err on_loaded(void *arg, kv_config_msg *kv, const worker_facts *facts, pgd_why *why)
+{
+    core_loop *c = arg;
+    return core_offload_begin_life(c->offload, kv, facts, why);
 }
 
 static pgd_err on_ready(void *arg, const worker_facts *facts, pgd_why *why)
@@ -343,6 +354,7 @@ static pgd_err on_ready(void *arg, const worker_facts *facts, pgd_why *why)
         return PGD_OK;
     c->sizes.max_model_len = facts->max_model_len;
     PGD_TRY(make_scheduler(c, facts, why));
+    core_events_start(c->cache_events);
     for (int32_t i = 0; i < c->n_pending; i++)
         hand_over(c, c->pending[i]);
     c->n_pending = 0;
@@ -364,37 +376,23 @@ static pgd_err on_result(void *arg, const step_result *result, pgd_why *why)
         return pgd_fail(why, err, "result of step %llu does not fit the oldest step out",
                         (unsigned long long)result->step_id);
     c->n_steps++;
-    PGD_ASSERT(c->n_notes > 0);
-    step_note done = c->notes[0];
+    const step_note *done = step_notes_take(c->notes);
     int32_t n_only;
-    int32_t n_tokens = 0;
-    for (int32_t i = 0; i < done.n_requests; i++)
-        n_tokens += done.n_scheduled[i];
-    histogram_add(&c->step_tokens, n_tokens);
+    histogram_add(&c->step_tokens, done->n_tokens);
     if (poison_get_only(c->poison, &n_only) != NULL)
-        for (int32_t i = 0; i < done.n_requests; i++)
-            poison_note_progress(c->poison, done.ids[i], done.n_computed[i] + done.n_scheduled[i]);
-    for (int32_t i = 1; i < DEPTH; i++)
-        c->notes[i - 1] = c->notes[i];
-    c->notes[DEPTH - 1] = done;
-    c->n_notes--;
+        for (int32_t i = 0; i < done->n_requests; i++)
+            poison_note_progress(c->poison, done->ids[i],
+                                 done->n_computed[i] + done->n_scheduled[i]);
     return PGD_OK;
 }
 
-/* Every request of the steps that were out, with the first position that is not acknowledged. */
-static int32_t gather_suspects(core_loop *c)
+static pgd_err on_transfers(void *arg, int32_t rank, const kv_transfer_done *done, int32_t n_done,
+                            pgd_why *why)
 {
-    int32_t n = 0;
-    for (int32_t s = 0; s < c->n_notes; s++) {
-        for (int32_t i = 0; i < c->notes[s].n_requests; i++) {
-            int32_t k = 0;
-            while (k < n && c->suspects[k].id != c->notes[s].ids[i])
-                k++;
-            if (k == n)
-                c->suspects[n++] = (poison_suspect){c->notes[s].ids[i], c->notes[s].n_computed[i]};
-        }
-    }
-    return n;
+    core_loop *c = arg;
+    pgd_err err = scheduler_transfers_done(c->sched, rank, done, n_done);
+    return err == PGD_OK ? PGD_OK
+                         : pgd_fail(why, err, "it tells of transfers that nobody asked for");
 }
 
 static poison_verdict on_lost(void *arg, const char *why)
@@ -405,10 +403,11 @@ static poison_verdict on_lost(void *arg, const char *why)
     snprintf(c->why, sizeof c->why, "%s", why);
     if (c->sched == NULL)
         return POISON_UNKNOWN;
-    int32_t n_suspects = gather_suspects(c);
-    c->n_notes = 0;
+    const poison_suspect *suspects;
+    int32_t n_suspects = step_notes_gather(c->notes, &suspects);
+    step_notes_reset(c->notes);
     scheduler_reset_worker(c->sched);
-    poison_verdict verdict = poison_note_death(c->poison, c->suspects, n_suspects, &culprit);
+    poison_verdict verdict = poison_note_death(c->poison, suspects, n_suspects, &culprit);
     if (verdict == POISON_FOUND) {
         log_error("core", "request %llu ended %d workers without getting further: it is failed",
                   (unsigned long long)culprit, find_request(c, culprit)->n_strikes);
@@ -427,27 +426,10 @@ static void on_failed(void *arg, const char *why)
 
 /* --- steps ------------------------------------------------------------------------------------ */
 
-static void note_step(core_loop *c, const scheduler_output *out)
-{
-    step_note *n = &c->notes[c->n_notes++];
-    n->step_id = out->step_id;
-    n->n_requests = 0;
-    for (int32_t i = 0; i < out->n_new; i++, n->n_requests++) {
-        n->ids[n->n_requests] = out->new_requests[i].request_id;
-        n->n_computed[n->n_requests] = out->new_requests[i].n_computed_tokens;
-        n->n_scheduled[n->n_requests] = out->new_requests[i].n_scheduled_tokens;
-    }
-    for (int32_t i = 0; i < out->n_cached; i++, n->n_requests++) {
-        n->ids[n->n_requests] = out->cached_requests[i].request_id;
-        n->n_computed[n->n_requests] = out->cached_requests[i].n_computed_tokens;
-        n->n_scheduled[n->n_requests] = out->cached_requests[i].n_scheduled_tokens;
-    }
-}
-
 static void dispatch(core_loop *c)
 {
     while (c->sched != NULL && worker_life_get_state(c->life) == WORKER_LIFE_READY &&
-           c->n_notes < DEPTH && scheduler_has_work(c->sched)) {
+           step_notes_n_steps(c->notes) < DEPTH && scheduler_has_work(c->sched)) {
         scheduler_output out;
         int32_t n_only;
         const uint64_t *only = poison_get_only(c->poison, &n_only);
@@ -456,7 +438,7 @@ static void dispatch(core_loop *c)
         log_debug("core", "step=%llu new=%d cached=%d tokens=%d finished=%d preempted=%d",
                   (unsigned long long)out.step_id, out.n_new, out.n_cached,
                   out.total_scheduled_tokens, out.n_finished, out.n_preempted);
-        note_step(c, &out);
+        step_notes_add(c->notes, &out);
         if (!worker_life_send_step(c->life, &out))
             return;
     }
@@ -464,10 +446,12 @@ static void dispatch(core_loop *c)
 
 /* --- turn ------------------------------------------------------------------------------------- */
 
-static void reset_cache(core_loop *c)
+static void reset_cache(core_loop *c, bool with_tiers)
 {
     core_event e = {.kind = CORE_EVENT_CACHE_RESET,
-                    .was_reset = c->sched == NULL || scheduler_reset_prefix_cache(c->sched)};
+                    .was_reset =
+                        c->sched == NULL || (scheduler_reset_prefix_cache(c->sched) &&
+                                             (!with_tiers || core_offload_reset(c->offload)))};
     push_event(c, &e);
 }
 
@@ -483,7 +467,7 @@ static void take_commands(core_loop *c)
             finish_live(c, cmd.request_id, cmd.status, CORE_REFUSAL_NONE);
             break;
         case COMMAND_RESET_CACHE:
-            reset_cache(c);
+            reset_cache(c, cmd.with_tiers);
             break;
         case COMMAND_DRAIN: {
             uint64_t end_us = clock_now_us() + (uint64_t)cmd.drain_s * 1000000;
@@ -495,13 +479,23 @@ static void take_commands(core_loop *c)
     }
 }
 
+/* What requests left behind may still go to the tiers, for a moment. */
+static bool is_storing(core_loop *c)
+{
+    uint64_t now = clock_now_us();
+    if (c->idle_since_us == 0)
+        c->idle_since_us = now;
+    return worker_life_get_state(c->life) == WORKER_LIFE_READY && now < c->drain_end_us &&
+           now - c->idle_since_us < LAST_STORES_US && !core_offload_is_quiet(c->offload);
+}
+
 static void check_drain(core_loop *c)
 {
     if (!c->is_draining)
         return;
     if (hash_map_n_entries(c->live) > 0 && clock_now_us() >= c->drain_end_us)
         finish_all(c, REQUEST_FINISHED_ABORTED, CORE_REFUSAL_NONE);
-    c->is_done = hash_map_n_entries(c->live) == 0;
+    c->is_done = hash_map_n_entries(c->live) == 0 && !is_storing(c);
 }
 
 static void wake_io(core_loop *c)
@@ -557,6 +551,8 @@ static void turn(core_loop *c)
     worker_life_turn(c->life);
     check_drain(c);
     dispatch(c);
+    core_offload_turn(c->offload);
+    core_events_turn(c->cache_events, c->sched);
     c->wanted_state = derive_state(c);
     tell_state(c);
     publish(c);
@@ -597,18 +593,10 @@ static pgd_err make_arrays(core_loop *c)
             kv_residency_create(&c->residency, c->opts.cfg->kv_cache_metrics_sample, clock_now_us));
     PGD_TRY(hash_map_create(&c->live, n_held));
     PGD_TRY(poison_create(&c->poison, (int32_t)(DEPTH * n_seqs), find_request, c));
+    PGD_TRY(step_notes_create(&c->notes, DEPTH, c->sizes.max_num_seqs));
     c->live_ids = mem_calloc(n_held + 1, sizeof *c->live_ids);
     c->pending = mem_calloc(n_held, sizeof *c->pending);
-    c->suspects = mem_calloc(DEPTH * n_seqs, sizeof *c->suspects);
-    bool ok = c->live_ids != NULL && c->pending != NULL && c->suspects != NULL;
-    for (int i = 0; i < DEPTH; i++) {
-        c->notes[i].ids = mem_calloc(n_seqs, sizeof *c->notes[i].ids);
-        c->notes[i].n_computed = mem_calloc(n_seqs, sizeof *c->notes[i].n_computed);
-        c->notes[i].n_scheduled = mem_calloc(n_seqs, sizeof *c->notes[i].n_scheduled);
-        ok = ok && c->notes[i].ids != NULL && c->notes[i].n_computed != NULL &&
-             c->notes[i].n_scheduled != NULL;
-    }
-    return ok ? PGD_OK : PGD_ENOMEM;
+    return c->live_ids != NULL && c->pending != NULL ? PGD_OK : PGD_ENOMEM;
 }
 
 static pgd_err make_parts(core_loop *c, pgd_why *why)
@@ -620,11 +608,22 @@ static pgd_err make_parts(core_loop *c, pgd_why *why)
     c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (c->wake_fd < 0)
         return pgd_fail(why, PGD_EIO, "no eventfd: %s", strerror(errno));
+    PGD_TRY(core_events_open(&c->cache_events, c->opts.cfg, c->wake_fd, why));
+    core_offload_opts offload = {.cfg = c->opts.cfg,
+                                 .sizes = &c->sizes,
+                                 .model_path = c->opts.model_path,
+                                 .hash_seed = c->opts.hash_seed,
+                                 .events = core_events_get_ring(c->cache_events),
+                                 .beat = c->opts.beat,
+                                 .wake_fd = c->wake_fd};
+    PGD_TRY(core_offload_create(&c->offload, &offload, why));
     worker_life_opts life = {.cfg = c->opts.cfg,
                              .model_path = c->opts.model_path,
                              .model_fingerprint = c->opts.model_fingerprint,
                              .sizes = c->sizes,
                              .wake_fd = c->wake_fd,
+                             .on_loaded = c->offload != NULL ? on_loaded : NULL,
+                             .on_transfers = c->offload != NULL ? on_transfers : NULL,
                              .on_ready = on_ready,
                              .can_take_result = can_take_result,
                              .on_result = on_result,
@@ -711,7 +710,10 @@ void core_loop_destroy(core_loop *c)
     while (c->events != NULL && ring_pop(c->events, &event))
         mem_free(event.prompt_logprobs);
     scheduler_destroy(c->sched);
+    core_offload_destroy(c->offload);
+    core_events_close(c->cache_events);
     poison_destroy(c->poison);
+    step_notes_destroy(c->notes);
     worker_life_destroy(c->life);
     ring_destroy(c->commands);
     ring_destroy(c->events);
@@ -720,12 +722,6 @@ void core_loop_destroy(core_loop *c)
     hash_map_destroy(c->live);
     mem_free(c->live_ids);
     mem_free(c->pending);
-    mem_free(c->suspects);
-    for (int i = 0; i < DEPTH; i++) {
-        mem_free(c->notes[i].ids);
-        mem_free(c->notes[i].n_computed);
-        mem_free(c->notes[i].n_scheduled);
-    }
     if (c->wake_fd >= 0)
         close(c->wake_fd);
     mem_free(c);
@@ -783,9 +779,9 @@ const kv_residency *core_loop_get_residency(const core_loop *c)
     return c->residency;
 }
 
-bool core_loop_reset_prefix_cache(core_loop *c)
+bool core_loop_reset_prefix_cache(core_loop *c, bool with_tiers)
 {
-    command cmd = {.kind = COMMAND_RESET_CACHE};
+    command cmd = {.kind = COMMAND_RESET_CACHE, .with_tiers = with_tiers};
     if (!c->is_started || c->is_resetting)
         return false;
     c->is_resetting = true;

@@ -18,6 +18,8 @@
 #include "engine/core/restart_policy.h"
 #include "engine/core/scheduler.h"
 #include "engine/histogram.h"
+#include "engine/kv/kv_events_link.h"
+#include "engine/offload/offload_stats.h"
 #include "proto/kv_layout.h"
 #include "proto/step_result.h"
 
@@ -54,6 +56,8 @@ typedef struct core_event {
     token_id stop_token;   /* FINISHED: stop_token_id that ended it, or -1 */
     int32_t
         num_cached_tokens;   /* TOKEN and FINISHED: prefix hit of the first admission, 0 if none */
+    int32_t num_host_tokens; /* of them, those that were loaded from the host tier */
+    int32_t num_disk_tokens; /* and those that came up from disk */
     int32_t num_preemptions; /* TOKEN and FINISHED: so far */
     uint64_t
         scheduled_us; /* TOKEN and FINISHED: last admission before the first token, 0 if none */
@@ -88,6 +92,8 @@ typedef struct core_stats {
     core_kv_group kv_groups[PGD_MAX_KV_GROUPS];
     int32_t n_queued_commands;
     uint64_t kv_bytes;
+    kv_events_link_stats kv_events; /* zeros unless kv_events_url */
+    offload_stats offload;          /* zeros without a tier */
     uint64_t load_us, spawn_us;
     char device[64]; /* as configured, auto resolved */
     char device_name[256];
@@ -136,8 +142,8 @@ bool core_loop_poll(core_loop *c, core_event *out);
 void core_loop_get_stats(const core_loop *c, core_stats *out);
 /* Borrow until destroy, to be read; NULL unless kv_cache_metrics. Thread: any */
 const kv_residency *core_loop_get_residency(const core_loop *c);
-/* Asks for a prefix-cache reset; a CACHE_RESET event says whether it was done: not while blocks are
- * held. False when one is under way already, or the core thread does not run. Thread: io */
-PGD_MUST_USE bool core_loop_reset_prefix_cache(core_loop *c);
+/* Asks for a prefix-cache reset, of the tiers behind the device too if so wanted; a CACHE_RESET
+ * event says whether it was done: not while blocks are held. False when one is under way already, or the core thread does not run. Thread: io */
+PGD_MUST_USE bool core_loop_reset_prefix_cache(core_loop *c, bool with_tiers);
 
 #endif

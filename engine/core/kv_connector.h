@@ -5,18 +5,23 @@
  *
  *   match ─► allocated ─► build_step (the load goes out)        async: the request waits, its blocks
  *                              │                                 are nobody else's and not published
- *   on_result ─► next_event: LOADED ─► the request may be admitted
+ *   on_transfers ─► next_event: LOADED ─► the request may be admitted
  *   finished ─► true: its blocks stay until next_event: SENT
  *
  * A request is the connector's borrow from `allocated` on, until `finished` answered false, or SENT
  * or LOADED was told for one that has finished, or `reset`. None of the functions may call back into
  * the scheduler or allocate.
+ * What is to be stored comes from the block pool: `blocks` hears of every block that is published or
+ * handed out again, in the middle of making a step too. What was published before next_event
+ * answered false has been written when the step that is made now begins; later ones have not.
  * Thread:  core
  */
 #ifndef ENGINE_CORE_KV_CONNECTOR_H
 #define ENGINE_CORE_KV_CONNECTOR_H
 
 #include "engine/core/request.h"
+#include "engine/kv/block_pool.h"
+#include "proto/control.h"
 #include "proto/scheduler_output.h"
 
 typedef enum kv_match_kind {
@@ -32,6 +37,9 @@ typedef struct kv_match {
     /* The load takes more than a step: the request waits for LOADED. False: the step that brings
      * the transfer computes the request too, so the worker loads first, and it cannot fail. */
     bool is_async;
+    /* HIT: of n_tokens, those that were brought up from disk for r. It is told of them; nothing else
+     * depends on it. */
+    int32_t n_disk_tokens;
 } kv_match;
 
 typedef enum kv_event_kind {
@@ -49,9 +57,9 @@ typedef struct kv_event {
 
 typedef struct kv_connector {
     void *arg;
-    /* What lies behind the first n_local_tokens of r. No effect but on recency: it is asked as often
-     * as r is tried. */
-    kv_match (*match)(void *arg, const request *r, int32_t n_local_tokens);
+    /* What lies behind the first n_local_tokens of r, which is asked as often as r is tried: what the
+     * connector wants to remember until then goes to r->tier. */
+    kv_match (*match)(void *arg, request *r, int32_t n_local_tokens);
     /* r has blocks for these tokens now; table: all its blocks, a borrow for the call.
      * n_external_tokens 0: nothing is to be loaded. */
     void (*allocated)(void *arg, request *r, const block_ids_msg *table, int32_t n_local_tokens,
@@ -59,15 +67,23 @@ typedef struct kv_connector {
     /* Adds transfers to the message, which must be kept until the next call. True when it must be
      * sent even if nothing else is in it. */
     bool (*build_step)(void *arg, scheduler_output *out);
-    void (*on_result)(void *arg, const step_result *result);
+    /* A rank reports transfers as done. PGD_EPROTO and no change unless they are under way there. */
+    pgd_err (*on_transfers)(void *arg, int32_t rank, const kv_transfer_done *done, int32_t n_done);
+    /* A step of so many tokens took so long. */
+    void (*on_step)(void *arg, int32_t n_tokens, uint32_t forward_us);
     /* False when there is no more. Asked before each step is made. */
     bool (*next_event)(void *arg, kv_event *out);
+    /* There are transfers to be sent, even if no request is left. */
+    bool (*has_work)(void *arg);
+    /* What was computed of r is not to be trusted, wherever it is by now. */
+    void (*forget)(void *arg, const request *r);
     /* r has finished, told once. True when it holds blocks that are still to be read: SENT will
      * follow. The answer does not matter for one that has none (kv_row < 0), which nobody holds, nor
      * while r is being loaded: its blocks stay until LOADED, and no SENT may come. */
     bool (*finished)(void *arg, request *r);
     /* The worker is gone, with every transfer: no event comes for what was before. */
     void (*reset)(void *arg);
+    block_listener blocks; /* with an arg of its own; published NULL: nobody listens */
 } kv_connector;
 
 #endif

@@ -159,7 +159,6 @@ pgd_err request_create(request **out, const request_opts *opts)
     r->stop_token = -1;
     r->running_idx = -1;
     r->heap_idx = -1;
-    r->entry_idx = -1;
     r->kv_row = -1;
     r->tokens = mem_calloc((size_t)r->max_total_tokens, sizeof *r->tokens);
     pgd_err err = r->tokens == NULL ? PGD_ENOMEM : copy_params(r, opts);

@@ -55,6 +55,24 @@ typedef struct request_opts {
 
 #define REQUEST_FEW_STOP_IDS 4
 
+/* What a KV connector remembers of a request from one question to the next; all zero at first. Nobody
+ * else reads it. */
+typedef struct request_tier {
+    uint64_t stamp;         /* as long as this holds, so does the answer */
+    int32_t n_local_tokens; /* what it was asked */
+    int32_t n_block_hashes;
+    int32_t answer;        /* 0 = to be worked out, else 1 + kv_match_kind */
+    int32_t n_tokens;      /* of the answer */
+    int32_t n_disk_tokens; /* likewise */
+    int32_t group_id;      /* the block that it waits for; -1 = its promotion */
+    int32_t block_idx;
+    int32_t n_waits;
+    uint64_t since_us; /* that it waits for blocks; 0 = it does not */
+    int32_t promotion; /* 1 + the one that is made for it, 0 = none */
+    bool was_promoted; /* since it was admitted last */
+    bool was_touched;  /* since it has been waiting */
+} request_tier;
+
 /* The first line of the cache is what scheduling a decode step touches, the second what appending its
  * token touches besides. */
 typedef struct request {
@@ -70,7 +88,7 @@ typedef struct request {
     int32_t n_in_flight_tokens; /* of num_computed_tokens, those of steps in flight */
     uint32_t epoch;             /* bumped at each admission to RUNNING */
     int32_t n_prompt_seen;      /* prompt tokens that were cached or computed at least once */
-    int32_t entry_idx;          /* position in the step being scheduled; -1 */
+    int32_t entry_idx;          /* position in the step that it was scheduled in last */
     int32_t running_idx;        /* position in the running list; -1 */
     int32_t kv_row;             /* row of its block tables, kv_manager's; -1 = holds no blocks */
 
@@ -100,10 +118,14 @@ typedef struct request {
     bool skip_external_lookup; /* a load of it failed */
     bool is_held;              /* finished, but a transfer still needs its blocks */
     int32_t num_cached_tokens; /* prefix hit at first admission, loaded or not; -1 before */
+    int32_t num_host_tokens;   /* of num_cached_tokens, those loaded from the host tier */
+    int32_t num_disk_tokens;   /* and those that came up from disk */
     int32_t n_external_tokens; /* of the tokens computed at admission, those that were loaded */
+    int32_t n_disk_tokens;     /* and of those, the ones that came up from disk */
     int32_t num_preemptions;
     token_id stop_token;     /* which stop_token_id ended it; -1 */
     uint64_t preempted_step; /* id of the step that preempted it last; 0 */
+    request_tier tier;       /* the connector's */
     void *salt_extra;        /* canonical extra keys of block 0 */
     size_t salt_extra_bytes;
     list_node queue_node; /* waiting queue, or the scheduler's list of set aside or held ones */

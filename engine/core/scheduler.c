@@ -42,21 +42,22 @@ static pgd_err create_arrays(scheduler *s)
     size_t n = (size_t)s->opts.max_num_seqs;
     s->running = mem_calloc(n, sizeof *s->running);
     s->victims = mem_calloc(n, sizeof *s->victims);
-    s->to_publish = mem_calloc(n, sizeof *s->to_publish);
     s->new_msgs = mem_calloc(n, sizeof *s->new_msgs);
     s->encoder_inputs = mem_calloc(n, sizeof *s->encoder_inputs);
     s->cached_msgs = mem_calloc(n, sizeof *s->cached_msgs);
     s->appends = mem_calloc(n + 1, sizeof *s->appends);
+    if (!s->opts.async)
+        s->draft_tokens = mem_calloc(n * PGD_MAX_DRAFT_TOKENS, sizeof *s->draft_tokens);
     s->preempted_ids = mem_calloc(n, sizeof *s->preempted_ids);
     s->finished_ids = mem_calloc(n, sizeof *s->finished_ids);
     s->sent_finished_ids = mem_calloc(n, sizeof *s->sent_finished_ids);
     s->result_of_entry = mem_calloc(n, sizeof *s->result_of_entry);
     s->prompt_of_entry = mem_calloc(n, sizeof *s->prompt_of_entry);
-    bool is_complete = s->running != NULL && s->victims != NULL && s->to_publish != NULL &&
-                       s->encoder_inputs != NULL && s->new_msgs != NULL && s->cached_msgs != NULL &&
-                       s->appends != NULL && s->preempted_ids != NULL && s->finished_ids != NULL &&
+    bool is_complete = s->running != NULL && s->victims != NULL && s->encoder_inputs != NULL &&
+                       s->new_msgs != NULL && s->cached_msgs != NULL && s->appends != NULL &&
+                       s->preempted_ids != NULL && s->finished_ids != NULL &&
                        s->sent_finished_ids != NULL && s->result_of_entry != NULL &&
-                       s->prompt_of_entry != NULL;
+                       s->prompt_of_entry != NULL && (s->opts.async || s->draft_tokens != NULL);
     for (int i = 0; i < SCHEDULER_MAX_STEPS_IN_FLIGHT; i++) {
         s->records[i].entries = mem_calloc(n, sizeof *s->records[i].entries);
         is_complete = is_complete && s->records[i].entries != NULL;
@@ -95,6 +96,8 @@ static pgd_err create_parts(scheduler *s)
         .use_eagle = o->use_eagle,
         .events = o->kv_events,
         .residency = o->kv_residency,
+        .listener =
+            s->has_connector && s->connector.blocks.published != NULL ? &s->connector.blocks : NULL,
         .hash_block_size = o->block_size,
         .max_holders = o->max_num_seqs,
         .max_model_len = o->max_model_len,
@@ -177,10 +180,10 @@ void scheduler_destroy(scheduler *s)
         mem_free(s->records[i].entries);
     mem_free(s->running);
     mem_free(s->victims);
-    mem_free(s->to_publish);
     mem_free(s->new_msgs);
     mem_free(s->encoder_inputs);
     mem_free(s->cached_msgs);
+    mem_free(s->draft_tokens);
     mem_free(s->appends);
     mem_free(s->preempted_ids);
     mem_free(s->finished_ids);
@@ -271,6 +274,7 @@ void scheduler__drop_progress(scheduler *s, request *r, int32_t n_valid_tokens)
     r->n_draft_tokens = 0;
     r->n_held_drafts = 0;
     r->n_external_tokens = 0;
+    r->n_disk_tokens = 0;
 }
 
 void scheduler__finish(scheduler *s, request *r, request_status was, request_status status,
@@ -312,7 +316,8 @@ bool scheduler_finish_request(scheduler *s, uint64_t request_id, request_status 
 bool scheduler_has_work(const scheduler *s)
 {
     return s->n_running > 0 || request_queue_n_requests(s->waiting) > 0 || s->n_finished_ids > 0 ||
-           !list_is_empty(&s->held);
+           !list_is_empty(&s->held) ||
+           (s->has_connector && s->connector.has_work(s->connector.arg));
 }
 
 void scheduler_reset_worker(scheduler *s)
@@ -321,7 +326,9 @@ void scheduler_reset_worker(scheduler *s)
     forget_steps(s);
     scheduler__reset_connector(s);
     s->n_finished_ids = 0;
-    /* What was dispatched may never have been written: nothing stays findable. */
+    /* What was dispatched may never have been written: nothing stays findable. All at once, so that
+     * the events tell it in one word. */
+    kv_manager_forget_cache(s->kv);
     for (request *r = NULL; (r = request_queue_next(s->waiting, r)) != NULL;)
         scheduler__drop_progress(s, r, 0);
     while (s->n_running > 0) {
@@ -331,14 +338,19 @@ void scheduler_reset_worker(scheduler *s)
         r->status = REQUEST_PREEMPTED;
         request_queue_push_front(s->waiting, r);
     }
-    bool was_reset = kv_manager_reset_cache(s->kv);
-    PGD_ASSERTF(was_reset, "%d blocks are free after every request gave up its own",
-                block_pool_n_free(kv_manager_get_pool(s->kv)));
+    const block_pool *pool = kv_manager_get_pool(s->kv);
+    PGD_ASSERTF(block_pool_n_free(pool) == block_pool_n_blocks(pool) - 1,
+                "%d blocks are free after every request gave up its own", block_pool_n_free(pool));
 }
 
 int32_t scheduler_n_steps_in_flight(const scheduler *s)
 {
     return s->n_records;
+}
+
+void scheduler_pump_events(scheduler *s)
+{
+    kv_manager_pump_events(s->kv);
 }
 
 bool scheduler_reset_prefix_cache(scheduler *s)
@@ -371,11 +383,10 @@ static void check_request(const scheduler *s, const request *r)
     /* What finished steps computed is less than what is known: the last token is always still to be
      * computed. */
     int32_t n_confirmed = r->num_computed_tokens - r->n_in_flight_tokens;
-    PGD_ASSERTF(r->n_in_flight_tokens >= 0 && n_confirmed >= 0 && n_confirmed < r->n_tokens &&
-                    r->entry_idx < 0,
-                "request %llu: %d computed, %d of them in flight, %d tokens, entry %d",
+    PGD_ASSERTF(r->n_in_flight_tokens >= 0 && n_confirmed >= 0 && n_confirmed < r->n_tokens,
+                "request %llu: %d computed, %d of them in flight, %d tokens",
                 (unsigned long long)r->id, r->num_computed_tokens, r->n_in_flight_tokens,
-                r->n_tokens, r->entry_idx);
+                r->n_tokens);
 }
 
 static void check_held(const scheduler *s, int32_t n_loading)

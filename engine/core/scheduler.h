@@ -85,7 +85,9 @@ typedef struct scheduler_stats {
     int32_t n_blocks_cached; /* of the free ones, those with a hash */
     uint64_t n_prefix_queries_tokens;
     uint64_t n_prefix_hit_tokens;
-    uint64_t n_external_hit_tokens; /* loaded by the connector */
+    uint64_t n_external_queries_tokens; /* behind the local hit, asked of the connector */
+    uint64_t n_external_hit_tokens;     /* loaded by the connector */
+    uint64_t n_disk_hit_tokens;         /* of them, those that came up from disk */
     uint64_t n_preemptions;
     uint64_t n_prompt_tokens;            /* admitted, counted once per request at first admission;
                                             here and in the next two with encoder tokens */
@@ -115,8 +117,13 @@ bool scheduler_can_ever_fit(const scheduler *s, int32_t n_total_tokens);
 bool scheduler_finish_request(scheduler *s, uint64_t request_id, request_status status);
 request *scheduler_find(const scheduler *s, uint64_t request_id);
 
-/* Anything to do: a request waiting or running, blocks held for a transfer, or finished ids still
- * to be told to the worker. */
+/* Transfers have ended on this rank of the worker; PGD_EPROTO and no change if they are not under
+ * way there. */
+PGD_MUST_USE pgd_err scheduler_transfers_done(scheduler *s, int32_t rank,
+                                              const kv_transfer_done *done, int32_t n_done);
+
+/* Anything to do: a request waiting or running, blocks held for a transfer, transfers to be sent, or
+ * finished ids still to be told to the worker. */
 bool scheduler_has_work(const scheduler *s);
 
 /* Fills *out for the next step; pointers are valid until the next call of any function that changes
@@ -139,6 +146,8 @@ void scheduler_reset_worker(scheduler *s);
 /* Steps that have been scheduled and not yet updated. */
 int32_t scheduler_n_steps_in_flight(const scheduler *s);
 
+/* Goes on with a snapshot of the cache events, if one was asked for; also done with each step. */
+void scheduler_pump_events(scheduler *s);
 /* False and no change unless every block is free. */
 bool scheduler_reset_prefix_cache(scheduler *s);
 void scheduler_get_stats(const scheduler *s, scheduler_stats *out);

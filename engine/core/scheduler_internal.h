@@ -21,6 +21,7 @@ typedef struct step_entry {
     int32_t n_tokens; /* drafts included */
     int32_t n_drafts;
     int32_t n_computed;       /* before the step */
+    int32_t n_prompt_seen;    /* before the step */
     int32_t n_prompt_results; /* prompt tokens whose logprobs the result must have, from token
                                  n_computed + 1 on */
     bool is_sampled;          /* reaches the end of its tokens: the result has at least one token */
@@ -30,7 +31,9 @@ typedef struct step_entry {
 typedef struct step_record {
     uint64_t step_id;
     int32_t n_entries;
-    step_entry *entries; /* [max_num_seqs] */
+    int32_t n_sampled;             /* entries that are */
+    int32_t n_with_prompt_results; /* entries that have any */
+    step_entry *entries;           /* [max_num_seqs] */
 } step_record;
 
 /* The step being put together. */
@@ -73,17 +76,16 @@ struct scheduler {
     new_request_msg *new_msgs;         /* [max_num_seqs] */
     encoder_input_msg *encoder_inputs; /* [max_num_seqs] */
     cached_request_msg *cached_msgs;   /* [max_num_seqs] */
-    block_append_msg *appends;         /* [max_num_seqs + 1], the last one is never sent */
-    uint64_t *preempted_ids;           /* [max_num_seqs] */
-    uint64_t *finished_ids;            /* [max_num_seqs], to be told with the next step */
+    token_id *draft_tokens;    /* [max_num_seqs * PGD_MAX_DRAFT_TOKENS], not with async: NULL */
+    block_append_msg *appends; /* [max_num_seqs + 1], the last one is never sent */
+    uint64_t *preempted_ids;   /* [max_num_seqs] */
+    uint64_t *finished_ids;    /* [max_num_seqs], to be told with the next step */
     int32_t n_finished_ids;
     uint64_t *sent_finished_ids; /* [max_num_seqs], those of the last message */
     int32_t *result_of_entry;    /* [max_num_seqs], scratch of update */
     int32_t *prompt_of_entry;    /* [max_num_seqs], scratch of update */
-    request **to_publish;        /* [max_num_seqs], scratch of update */
-    int32_t n_to_publish;
-    int32_t first_hole; /* in running, while update makes holes; INT32_MAX = none */
-    request **victims;  /* [max_num_seqs], scratch of schedule */
+    int32_t first_hole;          /* in running, while update makes holes; INT32_MAX = none */
+    request **victims;           /* [max_num_seqs], scratch of schedule */
     scheduler_stats stats;
 };
 
@@ -112,14 +114,15 @@ void scheduler__finish(scheduler *s, request *r, request_status was, request_sta
                        request_error error, int32_t n_valid_tokens);
 
 /* scheduler_load.c. What the connector has behind the first n_local tokens. */
-kv_match scheduler__match(const scheduler *s, const request *r, int32_t n_local_tokens);
+kv_match scheduler__match(const scheduler *s, request *r, int32_t n_local_tokens);
 void scheduler__tell_allocated(scheduler *s, request *r, int32_t n_local_tokens,
                                int32_t n_external_tokens);
 /* The waiting request has blocks and waits for their contents now; puts it among those set aside. */
-void scheduler__start_load(scheduler *s, request *r, int32_t n_local_tokens,
-                           int32_t n_external_tokens);
+void scheduler__start_load(scheduler *s, request *r, int32_t n_local_tokens, const kv_match *match);
 /* Tells the connector of the end; true when the blocks stay. `was` as in scheduler__finish. */
 bool scheduler__hold(scheduler *s, request *r, request_status was);
+/* What was computed of r is found no more, neither on the device nor in a tier. */
+void scheduler__forget(scheduler *s, const request *r);
 void scheduler__take_events(scheduler *s);
 /* Loads and held requests are no more; the former have blocks still. */
 void scheduler__reset_connector(scheduler *s);

@@ -11,9 +11,11 @@
  *
  * A finished request whose blocks are still written or read is "held": everybody has been told of
  * its end, its blocks and itself stay until the transfer's. */
+#include "common/mem.h"
+#include "common/thread.h"
 #include "engine/core/scheduler_internal.h"
 
-kv_match scheduler__match(const scheduler *s, const request *r, int32_t n_local_tokens)
+kv_match scheduler__match(const scheduler *s, request *r, int32_t n_local_tokens)
 {
     const kv_connector *c = &s->connector;
     kv_match match = {.kind = KV_MATCH_NONE};
@@ -25,6 +27,8 @@ kv_match scheduler__match(const scheduler *s, const request *r, int32_t n_local_
     PGD_ASSERTF(match.n_tokens > 0 && match.n_tokens < r->n_tokens - n_local_tokens,
                 "request %llu of %d tokens: %d to load behind %d", (unsigned long long)r->id,
                 r->n_tokens, match.n_tokens, n_local_tokens);
+    PGD_ASSERTF(match.n_disk_tokens >= 0 && match.n_disk_tokens <= match.n_tokens,
+                "%d of %d tokens from disk", match.n_disk_tokens, match.n_tokens);
     return match;
 }
 
@@ -38,16 +42,16 @@ void scheduler__tell_allocated(scheduler *s, request *r, int32_t n_local_tokens,
     s->connector.allocated(s->connector.arg, r, &table, n_local_tokens, n_external_tokens);
 }
 
-void scheduler__start_load(scheduler *s, request *r, int32_t n_local_tokens,
-                           int32_t n_external_tokens)
+void scheduler__start_load(scheduler *s, request *r, int32_t n_local_tokens, const kv_match *match)
 {
     request_queue_remove(s->waiting, r);
     r->status = REQUEST_WAITING_FOR_REMOTE_KVS;
     r->num_computed_tokens = n_local_tokens;
-    r->n_external_tokens = n_external_tokens;
+    r->n_external_tokens = match->n_tokens;
+    r->n_disk_tokens = match->n_disk_tokens;
     s->n_loading++;
     list_append(&s->set_aside, &r->queue_node);
-    scheduler__tell_allocated(s, r, n_local_tokens, n_external_tokens);
+    scheduler__tell_allocated(s, r, n_local_tokens, match->n_tokens);
 }
 
 bool scheduler__hold(scheduler *s, request *r, request_status was)
@@ -59,6 +63,25 @@ bool scheduler__hold(scheduler *s, request *r, request_status was)
     if (r->is_held)
         list_append(&s->held, &r->queue_node);
     return r->is_held;
+}
+
+void scheduler__forget(scheduler *s, const request *r)
+{
+    kv_manager_forget(s->kv, r);
+    if (s->has_connector)
+        s->connector.forget(s->connector.arg, r);
+}
+
+pgd_err scheduler_transfers_done(scheduler *s, int32_t rank, const kv_transfer_done *done,
+                                 int32_t n_done)
+{
+    thread_assert(THREAD_CORE);
+    if (!s->has_connector)
+        return PGD_EPROTO;
+    mem_forbid();
+    pgd_err err = s->connector.on_transfers(s->connector.arg, rank, done, n_done);
+    mem_permit();
+    return err;
 }
 
 static void let_go(scheduler *s, request *r)

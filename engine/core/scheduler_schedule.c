@@ -16,6 +16,12 @@
 #include "common/thread.h"
 #include "engine/core/scheduler_internal.h"
 
+/* Requests between two stages of asking for memory. */
+#define STAGE_GAP  12
+#define LOOK_AHEAD ((2 + KV_PREFETCH_STAGES) * STAGE_GAP)
+
+static_assert((KV_PREFETCH_STAGES - 1) * STAGE_GAP < 64, "bits of look_ahead's");
+
 typedef enum admission {
     ADMITTED,        /* runs, or waits for its load */
     ADMISSION_LATER, /* the connector does not know yet: others may go first */
@@ -40,26 +46,60 @@ static bool is_allowed(const scheduler *s, const request *r)
     return false;
 }
 
-static step_entry *add_entry(scheduler *s, request *r, int32_t n_tokens)
+static bool is_in_step(const scheduler *s, const request *r)
+{
+    const step_record *record = s->step.record;
+    return r->entry_idx < record->n_entries && record->entries[r->entry_idx].r == r;
+}
+
+/* Counts the prompt tokens that a share computes; sign -1 takes them back. */
+static void count_prompt_tokens(scheduler *s, const request *r, const step_entry *e, int32_t sign)
+{
+    int32_t end = PGD_MIN(e->n_computed + e->n_tokens, r->n_prompt_tokens);
+    if (end <= e->n_computed)
+        return;
+    int32_t n_again = PGD_MAX(PGD_MIN(end, e->n_prompt_seen) - e->n_computed, 0);
+    s->stats.n_prompt_recomputed_tokens += (uint64_t)(sign * n_again);
+    s->stats.n_prompt_computed_tokens += (uint64_t)(sign * (end - e->n_computed - n_again));
+}
+
+/* Gives the request its share of the step, of which the last n_drafts tokens are drafts. SC9:
+ * num_computed advances before the step has run, so that the next one can be scheduled. */
+static void add_entry(scheduler *s, request *r, int32_t n_tokens, int32_t n_drafts)
 {
     step_record *record = s->step.record;
     PGD_ASSERTF(record->n_entries < s->opts.max_num_seqs, "%d requests in one step",
                 record->n_entries);
-    PGD_ASSERTF(n_tokens > 0 && n_tokens <= s->step.budget && r->entry_idx < 0,
-                "request %llu gets %d of %d tokens, entry %d", (unsigned long long)r->id, n_tokens,
-                s->step.budget, r->entry_idx);
+    PGD_ASSERTF(n_tokens > 0 && n_tokens <= s->step.budget, "request %llu gets %d of %d tokens",
+                (unsigned long long)r->id, n_tokens, s->step.budget);
     r->entry_idx = record->n_entries++;
     step_entry *e = &record->entries[r->entry_idx];
+    int32_t n_end = r->num_computed_tokens + n_tokens;
+    int32_t n_prompt_left = r->n_prompt_tokens - 1 - r->num_computed_tokens;
     *e = (step_entry){.r = r,
                       .request_id = r->id,
                       .epoch = r->epoch,
                       .n_tokens = n_tokens,
-                      .n_computed = r->num_computed_tokens};
-    if (r->prompt_logprobs != NULL)
-        e->n_prompt_results =
-            PGD_MAX(PGD_MIN(n_tokens, r->n_prompt_tokens - 1 - r->num_computed_tokens), 0);
+                      .n_drafts = n_drafts,
+                      .n_computed = r->num_computed_tokens,
+                      .n_prompt_seen = r->n_prompt_seen,
+                      .is_sampled = n_end >= r->n_tokens + r->n_output_placeholders};
+    if (n_prompt_left > 0 && r->prompt_logprobs != NULL) {
+        e->n_prompt_results = PGD_MIN(n_tokens, n_prompt_left);
+        record->n_with_prompt_results++;
+    }
+    count_prompt_tokens(s, r, e, 1);
     s->step.budget -= n_tokens;
-    return e;
+    record->n_sampled += e->is_sampled;
+    r->n_prompt_seen = PGD_MAX(r->n_prompt_seen, PGD_MIN(n_end, r->n_prompt_tokens));
+    r->num_computed_tokens = n_end;
+    r->n_draft_tokens = 0;
+    if (e->is_sampled && s->opts.async) {
+        r->n_output_placeholders += 1 + n_drafts;
+        r->n_draft_tokens = s->opts.num_speculative_tokens;
+    }
+    r->n_in_flight++;
+    r->n_in_flight_tokens += n_tokens;
 }
 
 static void drop_append(scheduler *s, uint64_t request_id)
@@ -74,13 +114,24 @@ static void drop_append(scheduler *s, uint64_t request_id)
         s->appends[i] = s->appends[i + 1];
 }
 
+/* Takes back what add_entry did; the drafts are gone. */
 static void unschedule(scheduler *s, request *r)
 {
     step_record *record = s->step.record;
     int32_t idx = r->entry_idx;
+    const step_entry e = record->entries[idx];
     PGD_ASSERTF(!s->step.has_admission && idx < s->step.n_cached,
                 "request %llu was admitted in this step", (unsigned long long)r->id);
-    s->step.budget += record->entries[idx].n_tokens;
+    count_prompt_tokens(s, r, &e, -1);
+    s->step.budget += e.n_tokens;
+    record->n_sampled -= e.is_sampled;
+    record->n_with_prompt_results -= e.n_prompt_results > 0;
+    r->n_prompt_seen = e.n_prompt_seen;
+    r->num_computed_tokens = e.n_computed;
+    if (e.is_sampled && s->opts.async)
+        r->n_output_placeholders -= 1 + e.n_drafts;
+    r->n_in_flight--;
+    r->n_in_flight_tokens -= e.n_tokens;
     record->n_entries--;
     s->step.n_cached--;
     for (int32_t i = idx; i < record->n_entries; i++) {
@@ -88,14 +139,13 @@ static void unschedule(scheduler *s, request *r)
         record->entries[i].r->entry_idx = i;
         s->cached_msgs[i] = s->cached_msgs[i + 1];
     }
-    r->entry_idx = -1;
     drop_append(s, r->id);
 }
 
 /* SC4. Late results of the steps in flight are still wanted: the epoch does not change here. */
 static void preempt(scheduler *s, request *r)
 {
-    if (r->entry_idx >= 0)
+    if (is_in_step(s, r))
         unschedule(s, r);
     scheduler__remove_running(s, r);
     scheduler__drop_progress(s, r, r->num_computed_tokens);
@@ -132,24 +182,20 @@ static int32_t count_running_tokens(const scheduler *s, const request *r)
     return PGD_MIN(n, scheduler__limit(s, r) - 1 - r->num_computed_tokens);
 }
 
-static void record_running(scheduler *s, request *r, int32_t n)
+/* has_new: the next append is filled. */
+static void record_running(scheduler *s, request *r, int32_t n, bool has_new)
 {
-    step_entry *e = add_entry(s, r, n);
-    int32_t n_drafts = n + r->num_computed_tokens - r->n_tokens - r->n_output_placeholders;
-    e->n_drafts = PGD_MAX(n_drafts, 0);
+    int32_t n_known = r->n_tokens + r->n_output_placeholders;
+    int32_t n_drafts = PGD_MAX(r->num_computed_tokens + n - n_known, 0);
     cached_request_msg *msg = &s->cached_msgs[s->step.n_cached++];
     msg->request_id = r->id;
     msg->n_computed_tokens = r->num_computed_tokens;
     msg->n_scheduled_tokens = n;
-    msg->n_draft_tokens = e->n_drafts;
-    msg->draft_tokens = e->n_drafts > 0 && !s->opts.async ? r->draft_tokens : NULL;
-    r->n_draft_tokens = 0;
-    block_append_msg *append = &s->appends[s->step.n_appends]; /* filled by make_slots */
-    bool has_new = false;
-    for (int32_t g = 0; g < s->opts.n_groups; g++)
-        has_new = has_new || append->blocks.n_blocks[g] > 0;
-    append->request_id = r->id;
+    msg->n_draft_tokens = n_drafts;
+    msg->first_draft_token = 0;
+    s->appends[s->step.n_appends].request_id = r->id;
     s->step.n_appends += has_new;
+    add_entry(s, r, n, n_drafts);
 }
 
 static bool is_ready(const request *r)
@@ -180,17 +226,22 @@ static request *find_idle_holder(const scheduler *s, const request *r)
     return newest;
 }
 
-/* Finds room for a running request, at the cost of others if need be. A request that would have to
+/* Finds room for a running request, at the cost of others if need be; *has_new: in blocks that fill the
+ * next append. A request that would have to
  * go itself stays and waits while loads or sends hold blocks, which end without it: it would only
  * compute again what it has, and meet the next load. */
-static slots make_slots(scheduler *s, request *r, int32_t n, int32_t *idx)
+static slots make_slots(bool *has_new, scheduler *s, request *r, int32_t n, int32_t *idx)
 {
+    block_ids_msg *blocks = &s->appends[s->step.n_appends].blocks;
     kv_alloc alloc = {
         .n_new_tokens = n,
         .n_lookahead_tokens = s->opts.num_lookahead_tokens,
         .n_in_flight_tokens = r->n_in_flight_tokens,
     };
-    while (!kv_manager_allocate(&s->appends[s->step.n_appends].blocks, s->kv, r, &alloc)) {
+    *has_new = false;
+    if (kv_manager_is_quiet(s->kv, r, n, s->opts.num_lookahead_tokens))
+        return SLOTS_MADE;
+    while (!kv_manager_allocate(blocks, s->kv, r, &alloc)) {
         request *victim = choose_victim(s);
         request *holder = victim == r ? find_idle_holder(s, r) : NULL;
         if (holder != NULL) {
@@ -204,30 +255,49 @@ static slots make_slots(scheduler *s, request *r, int32_t n, int32_t *idx)
         preempt(s, victim);
         if (victim == r)
             return SLOTS_NONE;
+        blocks = &s->appends[s->step.n_appends].blocks;
     }
+    for (int32_t g = 0; g < s->opts.n_groups; g++)
+        *has_new = *has_new || blocks->n_blocks[g] > 0;
     return SLOTS_MADE;
+}
+
+/* Asks for the memory of requests behind position i, which may be before the first: of all of them
+ * their own; of those whose rows will change what that touches, in stages, since where one thing lies
+ * stands in another. Bit b of *changing: the row of the request b positions before the newest one that
+ * was looked at changes. */
+static void look_ahead(const scheduler *s, int32_t i, uint64_t *changing)
+{
+    int32_t idx = i + LOOK_AHEAD;
+    if (idx < s->n_running)
+        PGD_PREFETCH(s->running[idx]);
+    *changing <<= 1;
+    idx -= 2 * STAGE_GAP;
+    if (idx >= 0 && idx < s->n_running)
+        *changing |= !kv_manager_is_quiet(s->kv, s->running[idx], 1, s->opts.num_lookahead_tokens);
+    for (int32_t stage = 0; stage < KV_PREFETCH_STAGES; stage++, idx -= STAGE_GAP) {
+        if ((*changing >> (stage * STAGE_GAP) & 1) != 0 && idx < s->n_running)
+            kv_manager_prefetch(s->kv, s->running[idx], stage);
+    }
 }
 
 static void schedule_running(scheduler *s)
 {
-    for (int32_t i = 0; i < s->n_running && s->step.budget > 0; i++) {
+    uint64_t changing = 0;
+    for (int32_t i = -LOOK_AHEAD; i < s->n_running && s->step.budget > 0; i++) {
+        look_ahead(s, i, &changing);
+        if (i < 0)
+            continue;
         request *r = s->running[i];
-        if (i + 2 * SCHEDULER_PREFETCH < s->n_running)
-            PGD_PREFETCH(s->running[i + 2 * SCHEDULER_PREFETCH]);
-        if (i + SCHEDULER_PREFETCH < s->n_running) {
-            const request *next = s->running[i + SCHEDULER_PREFETCH];
-            kv_manager_prefetch_row(s->kv, next, next->num_computed_tokens + 1, next->n_tokens);
-        }
-        if (i + SCHEDULER_PREFETCH / 2 < s->n_running)
-            kv_manager_prefetch_skips(s->kv, s->running[i + SCHEDULER_PREFETCH / 2]);
         int32_t n = count_running_tokens(s, r);
         if (n <= 0)
             continue;
-        slots made = make_slots(s, r, n, &i);
+        bool has_new;
+        slots made = make_slots(&has_new, s, r, n, &i);
         if (made == SLOTS_NONE)
             return;
         if (made == SLOTS_MADE)
-            record_running(s, r, n);
+            record_running(s, r, n, has_new);
         else
             s->step.is_short = true;
     }
@@ -235,7 +305,6 @@ static void schedule_running(scheduler *s)
 
 static void record_new(scheduler *s, request *r, int32_t n)
 {
-    add_entry(s, r, n);
     new_request_msg *msg = &s->new_msgs[s->step.n_new++];
     msg->request_id = r->id;
     msg->request_epoch = r->epoch;
@@ -256,12 +325,19 @@ static void record_new(scheduler *s, request *r, int32_t n)
             (uint64_t)r->n_encoder_tokens;
     }
     kv_manager_get_table(&msg->blocks, s->kv, r);
+    add_entry(s, r, n, 0);
 }
 
 static void count_first_admission(scheduler *s, request *r, int32_t n_cached)
 {
     r->num_cached_tokens = n_cached;
+    r->num_disk_tokens = r->n_disk_tokens;
+    r->num_host_tokens = r->n_external_tokens - r->n_disk_tokens;
     s->stats.n_external_hit_tokens += (uint64_t)r->n_external_tokens;
+    s->stats.n_disk_hit_tokens += (uint64_t)r->n_disk_tokens;
+    if (s->has_connector && !r->skip_prefix_lookup)
+        s->stats.n_external_queries_tokens +=
+            (uint64_t)(r->n_tokens - n_cached + r->n_external_tokens);
     r->n_prompt_seen = n_cached;
     s->stats.n_prompt_tokens += (uint64_t)r->n_prompt_tokens + (uint64_t)r->n_encoder_tokens;
     if (s->opts.enable_prefix_caching && !r->skip_prefix_lookup) {
@@ -270,20 +346,21 @@ static void count_first_admission(scheduler *s, request *r, int32_t n_cached)
     }
 }
 
-static void admit(scheduler *s, request *r, int32_t n_local_tokens, int32_t n_external_tokens)
+static void admit(scheduler *s, request *r, int32_t n_local_tokens, const kv_match *match)
 {
     request_queue_remove(s->waiting, r);
     r->status = REQUEST_RUNNING;
     r->epoch++;
-    r->n_external_tokens += n_external_tokens;
-    r->num_computed_tokens = n_local_tokens + n_external_tokens;
+    r->n_external_tokens += match->n_tokens;
+    r->n_disk_tokens += match->n_disk_tokens;
+    r->num_computed_tokens = n_local_tokens + match->n_tokens;
     if (request_n_output_tokens(r) == 0)
         r->scheduled_us = clock_now_us();
     if (r->num_cached_tokens < 0)
         count_first_admission(s, r, r->num_computed_tokens);
     r->running_idx = s->n_running;
     s->running[s->n_running++] = r;
-    scheduler__tell_allocated(s, r, n_local_tokens, n_external_tokens);
+    scheduler__tell_allocated(s, r, n_local_tokens, match->n_tokens);
 }
 
 /* SC5 b-g for the head of the queue. */
@@ -324,10 +401,10 @@ static admission try_admit(scheduler *s, request *r)
         return ADMISSION_NO_ROOM;
     s->step.has_admission = true;
     if (match.is_async) {
-        scheduler__start_load(s, r, n_local, match.n_tokens);
+        scheduler__start_load(s, r, n_local, &match);
         return ADMITTED;
     }
-    admit(s, r, n_local, match.n_tokens);
+    admit(s, r, n_local, &match);
     record_new(s, r, n);
     return ADMITTED;
 }
@@ -426,18 +503,6 @@ static void preempt_excluded(scheduler *s)
     }
 }
 
-/* Positions [from, to) are computed in this step. */
-static void count_prompt_tokens(scheduler *s, request *r, int32_t from, int32_t to)
-{
-    int32_t end = PGD_MIN(to, r->n_prompt_tokens);
-    int32_t n_again = PGD_MAX(PGD_MIN(end, r->n_prompt_seen) - from, 0);
-    s->stats.n_prompt_recomputed_tokens += (uint64_t)n_again;
-    if (end > r->n_prompt_seen) {
-        s->stats.n_prompt_computed_tokens += (uint64_t)(end - from - n_again);
-        r->n_prompt_seen = end;
-    }
-}
-
 /* AS2: the worker makes drafts behind the tokens of a step; a request that sits this step out has
  * none for the next. */
 static void clear_stale_drafts(scheduler *s)
@@ -445,31 +510,25 @@ static void clear_stale_drafts(scheduler *s)
     if (!s->opts.async || s->opts.num_speculative_tokens == 0)
         return;
     for (int32_t i = 0; i < s->n_running; i++) {
-        if (s->running[i]->entry_idx < 0)
+        if (!is_in_step(s, s->running[i]))
             s->running[i]->n_draft_tokens = 0;
     }
 }
 
-/* SC9: num_computed advances before the step has run, so that the next one can be scheduled. */
-static void advance(scheduler *s)
+/* With async the worker has them. */
+static int32_t gather_drafts(scheduler *s)
 {
-    step_record *record = s->step.record;
-    for (int32_t i = 0; i < record->n_entries; i++) {
-        step_entry *e = &record->entries[i];
-        request *r = e->r;
-        if (i + SCHEDULER_PREFETCH < record->n_entries)
-            PGD_PREFETCH(record->entries[i + SCHEDULER_PREFETCH].r);
-        count_prompt_tokens(s, r, r->num_computed_tokens, r->num_computed_tokens + e->n_tokens);
-        r->num_computed_tokens += e->n_tokens;
-        e->is_sampled = r->num_computed_tokens >= r->n_tokens + r->n_output_placeholders;
-        if (e->is_sampled && s->opts.async) {
-            r->n_output_placeholders += 1 + e->n_drafts;
-            r->n_draft_tokens = s->opts.num_speculative_tokens;
-        }
-        r->n_in_flight++;
-        r->n_in_flight_tokens += e->n_tokens;
-        r->entry_idx = -1;
+    int32_t n_drafts = 0;
+    for (int32_t i = 0; !s->opts.async && i < s->step.n_cached; i++) {
+        cached_request_msg *msg = &s->cached_msgs[i];
+        const request *r = s->step.record->entries[i].r;
+        msg->first_draft_token = n_drafts;
+        if (msg->n_draft_tokens > 0)
+            memcpy(s->draft_tokens + n_drafts, r->draft_tokens,
+                   (size_t)msg->n_draft_tokens * sizeof *s->draft_tokens);
+        n_drafts += msg->n_draft_tokens;
     }
+    return n_drafts;
 }
 
 static bool finish_step(scheduler *s, scheduler_output *out)
@@ -491,6 +550,8 @@ static bool finish_step(scheduler *s, scheduler_output *out)
         .encoder_inputs = s->encoder_inputs,
         .n_cached = s->step.n_cached,
         .cached_requests = s->cached_msgs,
+        .n_draft_tokens = gather_drafts(s),
+        .draft_tokens = s->draft_tokens,
         .n_appends = s->step.n_appends,
         .appends = s->appends,
         .n_finished = s->n_finished_ids,
@@ -503,7 +564,6 @@ static bool finish_step(scheduler *s, scheduler_output *out)
         kv_manager_common_prefix(out->n_common_prefix_blocks, s->kv);
     bool must_send = s->has_connector && s->connector.build_step(s->connector.arg, out);
     clear_stale_drafts(s);
-    advance(s);
     if (n_total == 0 && out->n_finished == 0 && out->n_preempted == 0 &&
         out->n_blocks_to_zero == 0 && out->n_transfers == 0 && !must_send)
         return false;
@@ -533,6 +593,8 @@ bool scheduler_schedule(scheduler *s, scheduler_output *out, const uint64_t *onl
     };
     s->step.record->step_id = s->next_step_id;
     s->step.record->n_entries = 0;
+    s->step.record->n_sampled = 0;
+    s->step.record->n_with_prompt_results = 0;
     if (only != NULL)
         preempt_excluded(s);
     int32_t n_excluded = s->step.n_preempted;

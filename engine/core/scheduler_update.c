@@ -48,22 +48,19 @@ static int32_t find_entry(const step_record *record, uint64_t request_id, int32_
 /* Fills result_of_entry (-1 = none). False when the result does not fit the step. */
 static bool match_results(scheduler *s, const step_record *record, const step_result *result)
 {
-    for (int32_t i = 0; i < record->n_entries; i++)
-        s->result_of_entry[i] = -1;
+    int32_t n_sampled = 0;
     int32_t hint = 0;
+    memset(s->result_of_entry, -1, (size_t)record->n_entries * sizeof *s->result_of_entry);
     for (int32_t k = 0; k < result->n_results; k++) {
         const request_result_msg *res = &result->results[k];
         int32_t i = find_entry(record, res->request_id, hint);
         if (i < 0 || s->result_of_entry[i] >= 0 || !is_valid(result, res, &record->entries[i]))
             return false;
         s->result_of_entry[i] = k;
+        n_sampled += record->entries[i].is_sampled;
         hint = i + 1;
     }
-    for (int32_t i = 0; i < record->n_entries; i++) {
-        if (record->entries[i].is_sampled && s->result_of_entry[i] < 0)
-            return false;
-    }
-    return true;
+    return n_sampled == record->n_sampled;
 }
 
 static bool is_valid_prompt(const step_result *result, const prompt_result_msg *p,
@@ -78,13 +75,14 @@ static bool is_valid_prompt(const step_result *result, const prompt_result_msg *
            p->first_logprob >= 0 && p->first_logprob + n_logprobs <= result->n_prompt_logprobs;
 }
 
-/* Fills prompt_of_entry (-1 = none), after match_results. Requests that fail in the step have none.
- */
+/* Fills prompt_of_entry (-1 = none) if any entry has prompt results, after match_results. Requests that
+ * fail in the step have none. */
 static bool match_prompt_results(scheduler *s, const step_record *record, const step_result *result)
 {
-    for (int32_t i = 0; i < record->n_entries; i++)
-        s->prompt_of_entry[i] = -1;
     int32_t hint = 0;
+    if (record->n_with_prompt_results == 0)
+        return result->n_prompt_results == 0;
+    memset(s->prompt_of_entry, -1, (size_t)record->n_entries * sizeof *s->prompt_of_entry);
     for (int32_t k = 0; k < result->n_prompt_results; k++) {
         const prompt_result_msg *p = &result->prompt_results[k];
         int32_t i = find_entry(record, p->request_id, hint);
@@ -152,14 +150,6 @@ static void publish_known(scheduler *s, const request *r)
 {
     if (s->opts.async)
         kv_manager_publish(s->kv, r, n_publishable_tokens(r));
-}
-
-/* Publishing waits for memory that lies anywhere: it is asked for now, and used once the whole step
- * has been applied. */
-static void publish_later(scheduler *s, request *r)
-{
-    if (s->opts.async && kv_manager_prefetch_publish(s->kv, r, n_publishable_tokens(r)))
-        s->to_publish[s->n_to_publish++] = r;
 }
 
 /* Appends the tokens one by one; those behind the one that stops the request are cut (ST7). */
@@ -232,7 +222,7 @@ static void apply_entry(scheduler *s, const step_entry *e, const step_result *re
     /* Its keys and values are not to be trusted, not even those of earlier steps, nor once the request
      * is gone or admitted again: they may still be findable. */
     if (has_failed)
-        kv_manager_forget(s->kv, r);
+        scheduler__forget(s, r);
     if (request_is_finished(r)) {
         scheduler__release_if_done(s, r);
         return;
@@ -260,12 +250,12 @@ static void apply_entry(scheduler *s, const step_entry *e, const step_result *re
     count_drafts(s, r, e, res->n_tokens);
     if (!append_tokens(s, r, result, res) || !is_running)
         return;
-    publish_later(s, r);
+    publish_known(s, r);
     keep_drafts(s, r, res);
 }
 
 /* What the entries behind i will touch: first the request, then the place of its next token. */
-static void prefetch(const scheduler *s, const step_record *record, int32_t i)
+static void prefetch(const step_record *record, int32_t i)
 {
     int32_t far = i + 2 * SCHEDULER_PREFETCH;
     int32_t near = i + SCHEDULER_PREFETCH;
@@ -276,8 +266,17 @@ static void prefetch(const scheduler *s, const step_record *record, int32_t i)
     if (near < record->n_entries) {
         const request *r = record->entries[near].r;
         PGD_PREFETCH(r->tokens + r->n_tokens);
-        kv_manager_prefetch_row(s->kv, r, 0, r->n_tokens + 1);
+        if (r->n_tokens + 1 >= (r->n_block_hashes + 1) * r->hash_block_size)
+            PGD_PREFETCH(r->block_hashes + r->n_block_hashes);
     }
+}
+
+static int32_t n_tokens_of(const step_record *record)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < record->n_entries; i++)
+        n += record->entries[i].n_tokens;
+    return n;
 }
 
 pgd_err scheduler_update(scheduler *s, const step_result *result)
@@ -290,21 +289,15 @@ pgd_err scheduler_update(scheduler *s, const step_result *result)
         !match_prompt_results(s, record, result))
         return PGD_EPROTO;
     mem_forbid();
-    s->n_to_publish = 0;
     s->first_hole = INT32_MAX;
     if (s->has_connector)
-        s->connector.on_result(s->connector.arg, result);
+        s->connector.on_step(s->connector.arg, n_tokens_of(record), result->forward_us);
     for (int32_t i = 0; i < record->n_entries; i++) {
-        prefetch(s, record, i);
+        prefetch(record, i);
         int32_t k = s->result_of_entry[i];
-        int32_t p = s->prompt_of_entry[i];
+        int32_t p = record->entries[i].n_prompt_results > 0 ? s->prompt_of_entry[i] : -1;
         apply_entry(s, &record->entries[i], result, k >= 0 ? &result->results[k] : NULL,
                     p >= 0 ? &result->prompt_results[p] : NULL);
-    }
-    for (int32_t i = 0; i < s->n_to_publish; i++) {
-        if (i + SCHEDULER_PREFETCH < s->n_to_publish)
-            kv_manager_prefetch_found(s->kv, s->to_publish[i + SCHEDULER_PREFETCH]);
-        publish_known(s, s->to_publish[i]);
     }
     close_holes(s);
     s->first_record = (s->first_record + 1) % SCHEDULER_MAX_STEPS_IN_FLIGHT;

@@ -375,6 +375,7 @@ static pgd_err take_load_done(worker_life *w, const worker_frame *f, pgd_why *wh
     PGD_TRY(control_decode_load_done(&m, f->data, f->n_bytes, why));
     w->facts.weight_bytes = m.weight_bytes;
     w->facts.load_us = m.load_us;
+    snprintf(w->facts.numerics, sizeof w->facts.numerics, "%s", m.numerics);
     if (w->facts.kv.n_blocks == 0) {
         core_sizes *z = &w->opts.sizes;
         *first = m;
@@ -396,6 +397,12 @@ static pgd_err take_load_done(worker_life *w, const worker_frame *f, pgd_why *wh
         return pgd_fail(why, PGD_EPROTO,
                         "the model changed while paged was running (%s): restart paged",
                         w->opts.model_path != NULL ? w->opts.model_path : "sim");
+    }
+    memcpy(w->facts.model_fingerprint, m.model_fingerprint, sizeof w->facts.model_fingerprint);
+    if (w->opts.on_loaded != NULL) {
+        w->is_fatal = true;
+        PGD_TRY(w->opts.on_loaded(w->opts.arg, &w->kv, &w->facts, why));
+        w->is_fatal = false;
     }
     w->state = WORKER_LIFE_PREPARING;
     w->progress_mark = w->awake_us;
@@ -439,6 +446,16 @@ static pgd_err take_result(worker_life *w, const worker_frame *f, pgd_why *why)
     w->progress_mark = w->awake_us;
     restart_policy_note_step(&w->facts.restarts);
     return PGD_OK;
+}
+
+static pgd_err take_transfers(worker_life *w, const worker_frame *f, pgd_why *why)
+{
+    transfers_done_msg m;
+    mem_forbid();
+    pgd_err err = control_decode_transfers_done(&m, f->data, f->n_bytes, why);
+    mem_permit();
+    PGD_TRY(err);
+    return w->opts.on_transfers(w->opts.arg, 0, m.done, m.n_done, why);
 }
 
 static pgd_err take_heartbeat(worker_life *w, const worker_frame *f, pgd_why *why)
@@ -501,6 +518,9 @@ static pgd_err take_frame(worker_life *w, const worker_frame *f, pgd_why *why)
         return take_kv_ready(w, f, why);
     if (f->type == WIRE_RESULT && w->state == WORKER_LIFE_READY)
         return take_result(w, f, why);
+    if (f->type == WIRE_TRANSFERS_DONE && w->state == WORKER_LIFE_READY &&
+        w->opts.on_transfers != NULL)
+        return take_transfers(w, f, why);
     return pgd_fail(why, PGD_EPROTO, "message %s is out of turn", wire_type_name(f->type));
 }
 

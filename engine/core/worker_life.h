@@ -57,6 +57,8 @@ typedef struct worker_facts {
     restart_policy restarts;
     pgd_err fatal_err; /* of a fault that no restart mends; PGD_OK when given up after restarts */
     char device_name[256];
+    char numerics[128]; /* load_done_msg, of the last life */
+    uint8_t model_fingerprint[32];
 } worker_facts;
 
 typedef struct worker_life_opts {
@@ -65,13 +67,19 @@ typedef struct worker_life_opts {
     const uint8_t *model_fingerprint; /* of our file, borrow until destroy; NULL = any */
     core_sizes sizes;
     int wake_fd; /* borrow until destroy; written when there is something to do in a turn */
-    /* Callbacks, all from worker_life_turn. The worker is ready for steps; PGD_OK or the reason to
-     * give up. */
+    /* Callbacks, all from worker_life_turn. The worker has loaded: fills in what *kv tells of the
+     * offload tier. NULL: there is none. PGD_OK or the reason to give up. */
+    pgd_err (*on_loaded)(void *arg, kv_config_msg *kv, const worker_facts *facts, pgd_why *why);
+    /* The worker is ready for steps; likewise. */
     pgd_err (*on_ready)(void *arg, const worker_facts *facts, pgd_why *why);
     /* Room for what a result makes? Results are held until then. */
     bool (*can_take_result)(void *arg);
     /* Valid and within the vocabulary. An error ends the worker. */
     pgd_err (*on_result)(void *arg, const step_result *result, pgd_why *why);
+    /* Transfers of rank `rank` that have ended; done: [n], a borrow for the call. NULL: there is no
+     * tier, and such a message is out of turn. An error ends the worker. */
+    pgd_err (*on_transfers)(void *arg, int32_t rank, const kv_transfer_done *done, int32_t n_done,
+                            pgd_why *why);
     /* The worker is dead and reaped; its steps are lost. Returns what that tells of requests. */
     poison_verdict (*on_lost)(void *arg, const char *why);
     /* Given up. */

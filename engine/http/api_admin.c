@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <strings.h>
+
 #include "common/bytes.h"
 #include "common/clock.h"
 #include "common/mem.h"
@@ -145,9 +147,51 @@ static void on_reset(void *arg, bool was_reset)
     mem_free(wait);
 }
 
+/* A flag of the query, false when it is not there. False: it is neither true nor false. */
+static bool read_flag(bool *out, const char *query, const char *name)
+{
+    static const char *const words[2][4] = {{"false", "0", "no", "off"},
+                                            {"true", "1", "yes", "on"}};
+    size_t n_name = strlen(name);
+    char value[16];
+    *out = false;
+    for (const char *at = query; *at != '\0'; at += strcspn(at, "&"), at += *at == '&') {
+        if (strncmp(at, name, n_name) != 0 || at[n_name] != '=')
+            continue;
+        snprintf(value, sizeof(value), "%.*s", (int)PGD_MIN(strcspn(at + n_name + 1, "&"), 15),
+                 at + n_name + 1);
+        for (size_t i = 0; i < 8; i++) {
+            if (strcasecmp(value, words[i / 4][i % 4]) == 0) {
+                *out = i >= 4;
+                return true;
+            }
+        }
+        return false;
+    }
+    return true;
+}
+
+/* The flags are vLLM's: its cache of other tiers is external. */
+static bool read_reset(bool *with_tiers, const char **fault, const http_request *req)
+{
+    bool is_forced;
+    *fault = NULL;
+    if (!read_flag(with_tiers, req->query, "reset_external") ||
+        !read_flag(&is_forced, req->query, "reset_running_requests"))
+        *fault = "reset_external and reset_running_requests: expected true or false";
+    else if (is_forced)
+        *fault = "reset_running_requests=true is not supported: reset when no request runs";
+    return *fault == NULL;
+}
+
 void api_reset_prefix_cache_handle(http_api *api, http_conn *conn, const http_request *req)
 {
-    (void)req;
+    bool with_tiers;
+    const char *fault;
+    if (!read_reset(&with_tiers, &fault, req)) {
+        http_error_respond(conn, 400, NULL, "%s", fault);
+        return;
+    }
     if (!engine_get_config(api->engine)->enable_prefix_caching) {
         respond_reset(conn, "prefix caching is off (enable_prefix_caching)");
         return;
@@ -158,7 +202,7 @@ void api_reset_prefix_cache_handle(http_api *api, http_conn *conn, const http_re
         return;
     }
     *wait = (reset_wait){api, conn};
-    if (engine_reset_prefix_cache(api->engine, on_reset, wait)) {
+    if (engine_reset_prefix_cache(api->engine, with_tiers, on_reset, wait)) {
         http_conn_on_disconnect(conn, on_reset_disconnect, wait);
         return;
     }
@@ -169,8 +213,21 @@ void api_reset_prefix_cache_handle(http_api *api, http_conn *conn, const http_re
 
 void api_version_handle(http_api *api, http_conn *conn, const http_request *req)
 {
-    static const char body[] = "{\"version\":\"" PGD_VERSION_STRING "\"}";
-    (void)api;
+    const config *cfg = engine_get_config(api->engine);
+    strbuf b;
     (void)req;
-    http_conn_respond(conn, 200, "application/json", NULL, body, sizeof(body) - 1);
+    strbuf_init(&b);
+    strbuf_append_str(&b, "{\"version\":\"" PGD_VERSION_STRING "\"");
+    if (cfg->kv_events_url[0] != '\0') {
+        strbuf_append_str(&b, ",\"kv_events\":{\"url\":");
+        strbuf_append_json(&b, cfg->kv_events_url, strlen(cfg->kv_events_url));
+        strbuf_append_str(&b, ",\"replay_url\":");
+        strbuf_append_json(&b, cfg->kv_events_replay_url, strlen(cfg->kv_events_replay_url));
+        strbuf_append_str(&b, ",\"topic\":");
+        strbuf_append_json(&b, cfg->kv_events_topic, strlen(cfg->kv_events_topic));
+        strbuf_append_char(&b, '}');
+    }
+    strbuf_append_char(&b, '}');
+    http_conn_respond(conn, 200, "application/json", NULL, b.data, b.n_bytes);
+    strbuf_deinit(&b);
 }

@@ -43,6 +43,8 @@ typedef struct choice {
     double logprob;                 /* of all tokens, for best_of */
     int32_t n_output_tokens;
     int32_t n_cached_tokens;
+    int32_t n_host_tokens; /* of the cached ones */
+    int32_t n_disk_tokens;
 } choice;
 
 struct completion {
@@ -148,12 +150,17 @@ static completion_usage get_usage(const completion *c)
     completion_usage usage = {0};
     if (c->is_being_taken_in)
         return usage;
+    usage.has_tiers = c->params.return_cached_details;
     for (int32_t i = 0; i < c->params.n_prompts; i++)
         usage.n_prompt_tokens += c->params.prompts[i].n_ids;
     for (int32_t i = 0; i < c->n_choices; i++) {
-        usage.n_output_tokens += c->choices[i].n_output_tokens;
-        if (i % c->params.best_of == 0)
-            usage.n_cached_tokens += c->choices[i].n_cached_tokens;
+        const choice *ch = &c->choices[i];
+        usage.n_output_tokens += ch->n_output_tokens;
+        if (i % c->params.best_of != 0)
+            continue;
+        usage.n_cached_tokens += ch->n_cached_tokens;
+        usage.n_host_tokens += ch->n_host_tokens;
+        usage.n_disk_tokens += ch->n_disk_tokens;
     }
     return usage;
 }
@@ -380,6 +387,8 @@ static void note_chunk(choice *ch, const generation *g)
     const completion_params *params = &ch->owner->params;
     completion_render *r = &ch->render;
     ch->n_cached_tokens = g->n_cached_tokens;
+    ch->n_host_tokens = g->n_host_tokens;
+    ch->n_disk_tokens = g->n_disk_tokens;
     if (params->max_tokens == 0) { /* the one token that was sampled is nobody's */
         if (g->finish == GENERATION_STOP || g->finish == GENERATION_LENGTH)
             r->finish_reason = "length";

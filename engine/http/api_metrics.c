@@ -37,18 +37,21 @@ typedef struct scrape {
     double n_answer_bytes;
 } scrape;
 
+typedef struct family family;
+
 typedef struct page {
     strbuf b;
     const scrape *s;
-    char labels[600]; /* model_name and engine; holds any served_model_name, escaped */
-    char name[96];    /* of the family being written, with its prefix */
-    double low, high; /* histogram bounds to show */
+    char labels[600];     /* model_name and engine; holds any served_model_name, escaped */
+    const family *family; /* being written */
+    char name[96];        /* its, with prefix */
+    double low, high;     /* histogram bounds to show */
 } page;
 
 typedef enum metric_type { GAUGE, COUNTER, HISTOGRAM } metric_type;
 typedef enum value_type { U64, I32, F64, SAMPLES } value_type;
 
-typedef struct family {
+struct family {
     const char *name; /* counters end in _total */
     metric_type type;
     value_type value;
@@ -58,7 +61,7 @@ typedef struct family {
     bool is_tokens;           /* histogram: bounds up to the model's length are enough */
     double vllm_low;          /* histogram: least bound under vllm: */
     const char *help;
-} family;
+};
 
 /* --- samples with labels of their own --------------------------------------------------------- */
 
@@ -96,10 +99,22 @@ static void samples_waiting(page *p)
     sample(p, "reason", "deferred", n_deferred);
 }
 
+static bool has_tier(const scrape *s)
+{
+    return s->cfg->kv_offload_memory > 0;
+}
+
+static bool has_disk_tier(const scrape *s)
+{
+    return has_tier(s) && s->cfg->kv_offload_dir[0] != '\0';
+}
+
 static void samples_source(page *p)
 {
     sample(p, "source", "computed", (double)p->s->core.scheduler.n_prompt_computed_tokens);
     sample(p, "source", "local_cache", (double)p->s->core.scheduler.n_prefix_hit_tokens);
+    if (has_tier(p->s))
+        sample(p, "source", "external", (double)p->s->core.scheduler.n_external_hit_tokens);
 }
 
 static void samples_accepted(page *p)
@@ -148,6 +163,46 @@ static void samples_restarts(page *p)
     for (restart_reason r = 0; r < RESTART_N_REASONS; r++)
         sample(p, "reason", restart_policy_reason_name(r),
                (double)p->s->core.n_restarts_by_reason[r]);
+}
+
+static void samples_hits(page *p)
+{
+    const scheduler_stats *k = &p->s->core.scheduler;
+    sample(p, "tier", "device", (double)k->n_prefix_hit_tokens);
+    sample(p, "tier", "host", (double)(k->n_external_hit_tokens - k->n_disk_hit_tokens));
+    if (has_disk_tier(p->s))
+        sample(p, "tier", "disk", (double)k->n_disk_hit_tokens);
+}
+
+static uint64_t value_at(const void *stats, size_t at)
+{
+    return *(const uint64_t *)(const void *)((const char *)stats + at);
+}
+
+/* One sample of each tier there is; the family's value lies in its offload_tier_stats. */
+static void samples_tiers(page *p)
+{
+    const offload_stats *o = &p->s->core.offload;
+    sample(p, "tier", "host", (double)value_at(&o->host, p->family->at));
+    if (has_disk_tier(p->s))
+        sample(p, "tier", "disk", (double)value_at(&o->disk, p->family->at));
+}
+
+/* One of each direction too; the value lies in the offload_flow. */
+static void samples_flows(page *p)
+{
+    const offload_stats *o = &p->s->core.offload;
+    const struct {
+        const char *labels;
+        const offload_flow *flow;
+    } rows[] = {{"tier=\"host\",direction=\"store\"", &o->host.store},
+                {"tier=\"host\",direction=\"load\"", &o->host.load},
+                {"tier=\"disk\",direction=\"store\"", &o->disk.store},
+                {"tier=\"disk\",direction=\"load\"", &o->disk.load}};
+    double scale = p->family->at == offsetof(offload_flow, us) ? 1e-6 : 1;
+    for (int i = 0; i < (has_disk_tier(p->s) ? 4 : 2); i++)
+        strbuf_appendf(&p->b, "%s{%s,%s} %.17g\n", p->name, p->labels, rows[i].labels,
+                       (double)value_at(rows[i].flow, p->family->at) * scale);
 }
 
 static const char *route_name(int route_idx)
@@ -220,6 +275,8 @@ static void samples_limits(page *p)
 #define REQ(field)     F64, AT(requests.field), NULL
 #define OWN(field)     F64, AT(field), NULL
 #define EACH(function) SAMPLES, 0, function
+#define TIER(field)    SAMPLES, offsetof(offload_tier_stats, field), samples_tiers
+#define FLOW(field)    SAMPLES, offsetof(offload_flow, field), samples_flows
 #define PAGED          false, false, 0
 #define BOTH           true, false, 0
 #define BOTH_FROM(low) true, false, low
@@ -267,6 +324,12 @@ static const family families[] = {
      "Longest request that the KV cache can hold alone, at most max_model_len."},
     {"kv_full_length_requests", GAUGE, F64, AT(core.n_full_length), NULL, PAGED,
      "Requests of max_model_len tokens that the KV cache holds at the same time."},
+    {"kv_events_total", COUNTER, U64, AT(core.kv_events.n_events), NULL, PAGED,
+     "KV events published at kv_events_url."},
+    {"kv_events_batches_total", COUNTER, U64, AT(core.kv_events.n_batches), NULL, PAGED,
+     "Batches in which KV events were published."},
+    {"kv_events_dropped_total", COUNTER, U64, AT(core.kv_events.n_dropped), NULL, PAGED,
+     "KV events that found the ring full and were made good by a comparison."},
     {"prefix_cache_queries_total", COUNTER, SCHED(n_prefix_queries_tokens), BOTH,
      "Prompt tokens looked up in the prefix cache."},
     {"prefix_cache_hits_total", COUNTER, SCHED(n_prefix_hit_tokens), BOTH,
@@ -349,6 +412,31 @@ static const family spec_families[] = {
      "Draft tokens that were right, by place in the draft."},
 };
 
+/* Shown only with kv_offload_memory. */
+static const family offload_families[] = {
+    {"external_prefix_cache_queries_total", COUNTER, SCHED(n_external_queries_tokens), BOTH,
+     "Prompt tokens behind what the prefix cache had, looked up in the tiers behind it."},
+    {"external_prefix_cache_hits_total", COUNTER, SCHED(n_external_hit_tokens), BOTH,
+     "Prompt tokens whose keys and values were loaded from a tier."},
+    {"kv_hit_tokens_total", COUNTER, EACH(samples_hits), PAGED,
+     "Prompt tokens that needed no computing, by where they were when their request came: in the "
+     "KV "
+     "cache of the device, in host memory, or on disk."},
+    {"kv_offload_bytes_total", COUNTER, FLOW(n_bytes), PAGED,
+     "Bytes moved into a tier and out of it; the host tier exchanges with the device, the disk "
+     "tier "
+     "with the host tier."},
+    {"kv_offload_seconds_total", COUNTER, FLOW(us), PAGED, "Time that moving those bytes took."},
+    {"kv_offload_failures_total", COUNTER, FLOW(n_failed), PAGED,
+     "Blocks that could not be moved, or were not what they should be; they are computed again."},
+    {"kv_offload_queued_blocks", GAUGE, FLOW(n_queued), PAGED,
+     "Blocks that wait to be moved or are on their way."},
+    {"kv_offload_evictions_total", COUNTER, TIER(n_evicted), PAGED,
+     "Blocks that a tier gave up for room."},
+    {"kv_offload_size_bytes", GAUGE, TIER(size_bytes), PAGED, "Most that a tier holds."},
+    {"kv_offload_used_bytes", GAUGE, TIER(used_bytes), PAGED, "What a tier holds."},
+};
+
 /* Shown only with kv_cache_metrics. */
 static const family residency_families[] = {
     {"kv_block_lifetime_seconds", HISTOGRAM, OWN(residency.lifetime_s), BOTH,
@@ -393,6 +481,7 @@ static double read_value(const scrape *s, const family *f)
 static void append_family(page *p, const family *f, const char *prefix)
 {
     static const char *const types[] = {"gauge", "counter", "histogram"};
+    p->family = f;
     snprintf(p->name, sizeof(p->name), "%s%s", prefix, f->name);
     strbuf_appendf(&p->b, "# HELP %s %s\n# TYPE %s %s\n", p->name, f->help, p->name,
                    types[f->type]);
@@ -472,6 +561,8 @@ void api_metrics_handle(http_api *api, http_conn *conn, const http_request *req)
     append_families(&p, families, PGD_ARRAY_LEN(families));
     if (s.core.scheduler.num_speculative_tokens > 0)
         append_families(&p, spec_families, PGD_ARRAY_LEN(spec_families));
+    if (has_tier(&s))
+        append_families(&p, offload_families, PGD_ARRAY_LEN(offload_families));
     if (engine_get_residency(api->engine) != NULL) {
         kv_residency_read(engine_get_residency(api->engine), &s.residency);
         append_families(&p, residency_families, PGD_ARRAY_LEN(residency_families));

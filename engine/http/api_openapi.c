@@ -65,10 +65,12 @@ const char api_openapi_detokenize[] =
 
 const char api_openapi_reset[] =
     "'operationId':'resetPrefixCache','summary':'Forget every cached prefix.',"
+    "'parameters':[{'name':'reset_external','in':'query','schema':{'type':'boolean',"
+    "'default':false},'description':'Also those in host memory and on disk.'}],"
     "'responses':{'200':{'description':'Done or not.','headers':@headers,"
     "'content':{'application/json':{'schema':{'type':'object','required':['reset'],"
     "'properties':{'reset':{'type':'boolean'},"
-    "'reason':{'type':'string','description':'Why it was not done.'}}}}}},@errors}";
+    "'reason':{'type':'string','description':'Why it was not done.'}}}}}},@e400,@errors}";
 
 const char api_openapi_health[] =
     "'operationId':'health','summary':'Whether requests are served now.','security':[],"
@@ -86,7 +88,10 @@ const char api_openapi_version[] =
     "'operationId':'version','summary':'The version that runs.',"
     "'responses':{'200':{'description':'The version.','headers':@headers,"
     "'content':{'application/json':{'schema':{'type':'object','required':['version'],"
-    "'properties':{'version':{'type':'string'}}}}}},@errors}";
+    "'properties':{'version':{'type':'string'},'kv_events':{'type':'object','description':'Where "
+    "this server publishes what is in its KV cache, if it does.','required':['url','replay_url',"
+    "'topic'],'properties':{'url':{'type':'string'},'replay_url':{'type':'string'},'topic':{'type':"
+    "'string'}}}}}}}},@errors}";
 
 const char api_openapi_document[] =
     "'operationId':'openapi','summary':'This document.',"
@@ -162,7 +167,10 @@ static const char document[] =
     "'completion_tokens':{'type':'integer','minimum':0},"
     "'total_tokens':{'type':'integer','minimum':0},'prompt_tokens_details':{'type':'object',"
     "'required':['cached_tokens'],'properties':{'cached_tokens':{'type':'integer',"
-    "'minimum':0}}}}}}}}";
+    "'minimum':0},'cached_tokens_details':{'type':'object','description':"
+    "'Only with return_cached_tokens_details: where they were; the sum is cached_tokens.',"
+    "'required':['device','host','storage'],'properties':{'device':{'type':'integer','minimum':0},"
+    "'host':{'type':'integer','minimum':0},'storage':{'type':'integer','minimum':0}}}}}}}}}}";
 
 /* Parts that stand in several places. */
 static const struct {

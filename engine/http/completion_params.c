@@ -421,6 +421,8 @@ static const field_row fields[] = {
     {"skip_special_tokens", BOOL(skip_special), "Leave special tokens out of the text."},
     {"include_stop_str_in_output", BOOL(include_stop), "Keep what ended the output in the text."},
     {"return_token_ids", BOOL(return_token_ids), "Add the token ids of each choice."},
+    {"return_cached_tokens_details", BOOL(return_cached_details),
+     "Tell in the usage in which tier of the KV cache the cached tokens were."},
     {"user", CUSTOM(field_ignored, "'default':null"), "Ignored."},
     {"echo", BOOL(echo), "Put the prompt before the text, and with logprobs its own too."},
     {"suffix", UNBUILT},

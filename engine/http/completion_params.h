@@ -49,6 +49,7 @@ typedef struct completion_params {
     bool stream;
     bool include_usage;
     bool return_token_ids;
+    bool return_cached_details;
     bool skip_special;
     bool include_stop;
     const char **stop; /* [n_stop] */

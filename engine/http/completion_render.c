@@ -307,7 +307,14 @@ void completion_render_append_usage(strbuf *b, const completion_usage *usage)
     strbuf_appendf(b,
                    "\"usage\":{\"prompt_tokens\":%" PRId64 ",\"completion_tokens\":%" PRId64
                    ",\"total_tokens\":%" PRId64
-                   ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRId64 "}}",
+                   ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRId64,
                    usage->n_prompt_tokens, usage->n_output_tokens,
                    usage->n_prompt_tokens + usage->n_output_tokens, usage->n_cached_tokens);
+    if (usage->has_tiers)
+        strbuf_appendf(b,
+                       ",\"cached_tokens_details\":{\"device\":%" PRId64 ",\"host\":%" PRId64
+                       ",\"storage\":%" PRId64 "}",
+                       usage->n_cached_tokens - usage->n_host_tokens - usage->n_disk_tokens,
+                       usage->n_host_tokens, usage->n_disk_tokens);
+    strbuf_append_str(b, "}}");
 }

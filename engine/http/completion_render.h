@@ -51,6 +51,9 @@ typedef struct completion_usage {
     int64_t n_prompt_tokens;
     int64_t n_output_tokens;
     int64_t n_cached_tokens;
+    int64_t n_host_tokens; /* of them, those that were loaded from the host tier */
+    int64_t n_disk_tokens; /* and those that came up from disk */
+    bool has_tiers;        /* tell the three apart, under SGLang's names */
 } completion_usage;
 
 void completion_render_init(completion_render *r, const tokenizer *tok, bool wants_ids,

@@ -42,6 +42,7 @@ struct block_pool {
     int32_t n_free_cached;
     kv_events *events;       /* NULL = nobody asked */
     kv_residency *residency; /* NULL = nobody asked */
+    const block_listener *listener;
 };
 
 pgd_err block_pool_create(block_pool **out, int32_t n_blocks, bool enable_caching)
@@ -100,17 +101,25 @@ void block_pool_set_residency(block_pool *p, kv_residency *residency)
     p->residency = residency;
 }
 
+void block_pool_set_listener(block_pool *p, const block_listener *listener)
+{
+    p->listener = listener;
+}
+
 static block_record *record_of(const block_pool *p, block_id id)
 {
     PGD_ASSERTF(id >= 0 && id < p->n_blocks, "block id %d outside 0..%d", id, p->n_blocks - 1);
     return &p->blocks[id];
 }
 
+static_assert(PGD_MAX_KV_GROUPS <= 8, "the groups of a hash share a line of the cache");
+
+/* Groups publish and look up the same hashes at the same time: theirs lie side by side. */
 static size_t bucket_of(const block_pool *p, const block_hash *hash, int32_t group_id)
 {
     uint64_t word;
     memcpy(&word, hash->bytes, sizeof word);
-    return (size_t)((word + (uint64_t)group_id * 0x9E3779B97F4A7C15ULL) & p->bucket_mask);
+    return (size_t)(((word & ~(uint64_t)7) | ((word + (uint64_t)group_id) & 7)) & p->bucket_mask);
 }
 
 static bool has_key(const block_record *b, const block_hash *hash, int32_t group_id)
@@ -139,9 +148,9 @@ static void unlink_hash(block_pool *p, block_id id)
 }
 
 /* After a block was taken: see block_queue_look_ahead. */
-static void look_ahead(block_pool *p)
+static void look_ahead(block_pool *p, block_id taken)
 {
-    block_id id = block_queue_look_ahead(&p->free_queue);
+    block_id id = block_queue_look_ahead(&p->free_queue, taken);
     const block_record *b = id >= 0 ? &p->blocks[id] : NULL;
     if (b == NULL || b->group_id < 0)
         return;
@@ -159,17 +168,20 @@ bool block_pool_get_new(block_id *out, block_pool *p, int32_t n_blocks)
     if (n_blocks > p->free_queue.n_blocks)
         return false;
     for (int32_t i = 0; i < n_blocks; i++) {
-        out[i] = block_queue_pop(&p->free_queue);
-        look_ahead(p);
-        block_record *b = &p->blocks[out[i]];
-        PGD_ASSERTF(b->n_refs == 0, "free block %d has %d references", out[i], b->n_refs);
+        block_id id = block_queue_pop(&p->free_queue);
+        out[i] = id;
+        look_ahead(p, id);
+        block_record *b = &p->blocks[id];
+        PGD_ASSERTF(b->n_refs == 0, "free block %d has %d references", id, b->n_refs);
         if (b->group_id >= 0) {
             if (p->residency != NULL)
-                kv_residency_note_evicted(p->residency, out[i]);
-            unlink_hash(p, out[i]);
+                kv_residency_note_evicted(p->residency, id);
+            unlink_hash(p, id);
         }
         b->n_refs = 1;
     }
+    for (int32_t i = 0; p->listener != NULL && i < n_blocks; i++)
+        p->listener->reused(p->listener->arg, out[i]);
     if (p->residency != NULL)
         kv_residency_note_given(p->residency, out, n_blocks);
     return true;
@@ -252,13 +264,23 @@ void block_pool_publish(block_pool *p, block_id id, const block_hash *hash, int3
         p->blocks[*first].chain_prev = id;
     *first = id;
     p->n_published++;
+    if (p->listener != NULL)
+        p->listener->published(p->listener->arg, id, hash, group_id);
+}
+
+/* Not for a block that is handed out again: what it held is right. */
+static void forget(block_pool *p, block_id id)
+{
+    unlink_hash(p, id);
+    if (p->listener != NULL)
+        p->listener->unpublished(p->listener->arg, id);
 }
 
 void block_pool_unpublish(block_pool *p, const block_id *ids, int32_t n_ids)
 {
     for (int32_t i = 0; i < n_ids; i++) {
         if (record_of(p, ids[i])->group_id >= 0)
-            unlink_hash(p, ids[i]);
+            forget(p, ids[i]);
     }
 }
 
@@ -298,20 +320,17 @@ bool block_pool_lookup_groups(block_id *out, const block_pool *p, const block_ha
     return true;
 }
 
-bool block_pool_reset_cache(block_pool *p)
+void block_pool_forget_cache(block_pool *p)
 {
-    if (p->free_queue.n_blocks != p->n_blocks - 1)
-        return false;
     kv_events *events = p->events;
     p->events = NULL; /* told at once, not one by one */
     for (int32_t i = 0; i < p->n_blocks; i++) {
         if (p->blocks[i].group_id >= 0)
-            unlink_hash(p, i);
+            forget(p, i);
     }
     p->events = events;
     if (events != NULL)
-        kv_events_cleared(events);
-    return true;
+        kv_events_cleared(events, KV_MEDIUM_DEVICE);
 }
 
 int32_t block_pool_n_blocks(const block_pool *p)

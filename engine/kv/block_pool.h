@@ -21,6 +21,17 @@
 
 typedef struct block_pool block_pool;
 
+/* Hears what becomes of blocks; must not call back. */
+typedef struct block_listener {
+    void *arg;
+    void (*published)(void *arg, block_id id, const block_hash *hash, int32_t group_id);
+    /* It can no longer be found, and its content is not to be kept. */
+    void (*unpublished)(void *arg, block_id id);
+    /* It was handed out, so what it held, published or not, will be overwritten from the step on that
+     * is made now. */
+    void (*reused)(void *arg, block_id id);
+} block_listener;
+
 /* n_blocks counts the null block. Errors: PGD_EINVAL, PGD_ENOMEM */
 PGD_MUST_USE pgd_err block_pool_create(block_pool **out, int32_t n_blocks, bool enable_caching);
 void block_pool_destroy(block_pool *p);
@@ -29,6 +40,8 @@ void block_pool_destroy(block_pool *p);
 void block_pool_set_events(block_pool *p, kv_events *events);
 /* From now on notes what comes of blocks. Borrow until destroy; NULL = nobody. */
 void block_pool_set_residency(block_pool *p, kv_residency *residency);
+/* From now on tells of blocks. Borrow until destroy; NULL = nobody. */
+void block_pool_set_listener(block_pool *p, const block_listener *listener);
 
 /* Takes n blocks from the front of the free queue, reference count 1, without hash. Refusal (false,
  * no change) when fewer are free. */
@@ -55,8 +68,8 @@ void block_pool_prefetch_found(const block_pool *p, const block_hash *hash, int3
 /* One block per group: false (out undefined) unless every group has the content. out: [n_groups] */
 bool block_pool_lookup_groups(block_id *out, const block_pool *p, const block_hash *hash,
                               const int32_t *group_ids, int32_t n_groups);
-/* Forgets every hash. False and no change unless all blocks are free. */
-bool block_pool_reset_cache(block_pool *p);
+/* Forgets every hash; references stay. Told as one event. */
+void block_pool_forget_cache(block_pool *p);
 
 int32_t block_pool_n_blocks(const block_pool *p); /* null block included */
 int32_t block_pool_n_free(const block_pool *p);

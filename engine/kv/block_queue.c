@@ -1,11 +1,12 @@
 /* The sentinel has index max_blocks and closes the ring, so no operation has a special case for the
  * ends. A block that is not queued has -1 in both links: putting it in twice or taking it out twice
- * is a bug that asserts at once instead of bending the ring. */
+ * is a bug that asserts at once instead of bending the ring.
+ *
+ * Who takes blocks one after the other would wait for memory at each, since only a block knows the
+ * next one. So an append leaves a note in the block that was appended BLOCK_QUEUE_AHEAD before: when
+ * that one is taken, the later one is asked for. Notes are not kept up to date; a wrong one costs a
+ * useless read. */
 #include "engine/kv/block_queue.h"
-
-/* How far block_queue_look_ahead keeps ahead of the front, and hops per call to get there. */
-#define AHEAD    8
-#define MAX_HOPS 2
 
 static block_queue_link *link_of(const block_queue *q, int32_t id)
 {
@@ -19,10 +20,13 @@ pgd_err block_queue_init(block_queue *q, void *links, size_t stride, int32_t max
         max_blocks == INT32_MAX)
         return PGD_EINVAL;
     q->max_blocks = max_blocks;
-    q->ahead = max_blocks;
     for (int32_t i = 0; i < max_blocks; i++)
-        *link_of(q, i) = (block_queue_link){-1, -1};
-    *link_of(q, max_blocks) = (block_queue_link){max_blocks, max_blocks};
+        *link_of(q, i) = (block_queue_link){-1, -1, -1};
+    *link_of(q, max_blocks) = (block_queue_link){max_blocks, max_blocks, -1};
+    for (int i = 0; i < BLOCK_QUEUE_AHEAD; i++)
+        q->recent[i] = -1;
+    for (int i = 0; i < BLOCK_QUEUE_WAIT; i++)
+        q->asked[i] = -1;
     return PGD_OK;
 }
 
@@ -50,7 +54,7 @@ void block_queue_insert(block_queue *q, block_id id, block_id after)
     int32_t prev = after < 0 ? q->max_blocks : after;
     int32_t next = link_of(q, prev)->next;
     PGD_ASSERTF(next >= 0, "block %d is not in the free queue", after);
-    *link_of(q, id) = (block_queue_link){prev, next};
+    *link_of(q, id) = (block_queue_link){prev, next, -1};
     link_of(q, prev)->next = id;
     link_of(q, next)->prev = id;
     q->n_blocks++;
@@ -61,28 +65,21 @@ void block_queue_remove(block_queue *q, block_id id)
     check_id(q, id);
     block_queue_link *link = link_of(q, id);
     PGD_ASSERTF(link->next >= 0, "block %d is not in the free queue", id);
-    if (id == q->ahead)
-        q->ahead = link->next;
     link_of(q, link->prev)->next = link->next;
     link_of(q, link->next)->prev = link->prev;
-    *link = (block_queue_link){-1, -1};
+    link->prev = -1;
+    link->next = -1;
     q->n_blocks--;
 }
 
-block_id block_queue_look_ahead(block_queue *q)
+block_id block_queue_look_ahead(block_queue *q, block_id id)
 {
-    block_id passed = -1;
-    q->n_ahead = PGD_MAX(q->n_ahead - 1, 0); /* the pop */
-    for (int i = 0; i < MAX_HOPS && q->n_ahead < AHEAD; i++) {
-        if (q->ahead == q->max_blocks)
-            q->n_ahead = 0;
-        else
-            passed = q->ahead;
-        q->ahead = link_of(q, q->ahead)->next; /* of the sentinel: the front */
-        q->n_ahead++;
-        PGD_PREFETCH(link_of(q, q->ahead));
-    }
-    return passed;
+    block_id *slot = &q->asked[q->n_asked++ % BLOCK_QUEUE_WAIT];
+    block_id arrived = *slot;
+    *slot = link_of(q, id)->later;
+    if (*slot >= 0)
+        PGD_PREFETCH(link_of(q, *slot));
+    return arrived;
 }
 
 block_id block_queue_pop(block_queue *q)
@@ -105,7 +102,11 @@ bool block_queue_pop_n(block_id *out, block_queue *q, int32_t n_blocks)
 
 void block_queue_append(block_queue *q, block_id id)
 {
+    block_id *slot = &q->recent[q->n_appended++ % BLOCK_QUEUE_AHEAD];
     block_queue_insert(q, id, q->n_blocks == 0 ? -1 : link_of(q, q->max_blocks)->prev);
+    if (*slot >= 0)
+        link_of(q, *slot)->later = id;
+    *slot = id;
 }
 
 void block_queue_append_n(block_queue *q, const block_id *ids, int32_t n_ids)

@@ -14,17 +14,25 @@
 #include "common/err.h"
 
 typedef struct block_queue_link {
-    int32_t prev; /* -1 = not in the queue */
-    int32_t next; /* -1 = not in the queue */
+    int32_t prev;  /* -1 = not in the queue */
+    int32_t next;  /* -1 = not in the queue */
+    int32_t later; /* a block that was appended some time after it; -1 = not known. A hint */
 } block_queue_link;
+
+/* How many blocks ahead of the front block_queue_look_ahead asks for, and how many of them it lets
+ * pass until it returns one. */
+#define BLOCK_QUEUE_AHEAD 32
+#define BLOCK_QUEUE_WAIT  16
 
 typedef struct block_queue {
     char *links; /* max_blocks + 1 of them; the last one is the sentinel */
     size_t stride;
     int32_t max_blocks;
     int32_t n_blocks; /* in the queue */
-    int32_t ahead;    /* see block_queue_look_ahead; the sentinel: anew from the front */
-    int32_t n_ahead;  /* of the front, about */
+    uint32_t n_appended;
+    uint32_t n_asked;
+    block_id recent[BLOCK_QUEUE_AHEAD]; /* a ring of what was appended last; -1 = none */
+    block_id asked[BLOCK_QUEUE_WAIT];   /* a ring of what was asked for last; -1 = none */
 } block_queue;
 
 /* Empty. max_blocks >= 1. links: room for max_blocks + 1 of them, stride bytes apart, inside of
@@ -44,9 +52,10 @@ void block_queue_prepend_n(block_queue *q, const block_id *ids, int32_t n_ids);
 void block_queue_insert(block_queue *q, block_id id, block_id after);
 void block_queue_remove(block_queue *q, block_id id);
 bool block_queue_contains(const block_queue *q, block_id id);
-/* Asks for the memory of a block that will be taken some time after the front; call it after each
- * pop. Returns a block that was asked for earlier, so that reading it does not wait; -1 = none. */
-block_id block_queue_look_ahead(block_queue *q);
+/* Asks for the memory of a block that will be taken some time after id, which was just taken. Returns
+ * a block that was asked for earlier, so that reading it does not wait; -1 = none. Neither need be in
+ * the queue. */
+block_id block_queue_look_ahead(block_queue *q, block_id id);
 /* The block behind id, -1 at the end; id = -1 gives the front. */
 block_id block_queue_next(const block_queue *q, block_id id);
 

@@ -31,6 +31,11 @@ static int32_t skipped_tokens(const kv_group_spec *spec, int32_t n_computed_toke
     return n_computed_tokens - n_computed_tokens % spec->window;
 }
 
+static int64_t tokens_to_skip(const kv_group_spec *spec, int32_t n_tokens)
+{
+    return PGD_ROUND_UP((int64_t)n_tokens, spec->window);
+}
+
 static int32_t max_held_blocks(const kv_group_spec *spec, int32_t max_unfinished_tokens,
                                int32_t max_model_len)
 {
@@ -44,5 +49,6 @@ const kv_group_ops kv_chunked_local_ops = {
     .name = "chunked local",
     .lookup = lookup,
     .skipped_tokens = skipped_tokens,
+    .tokens_to_skip = tokens_to_skip,
     .max_held_blocks = max_held_blocks,
 };

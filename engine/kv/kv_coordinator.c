@@ -40,17 +40,6 @@ static pgd_err find_alignment(int32_t *out, const kv_coordinator_opts *opts)
     return PGD_OK;
 }
 
-/* Blocks behind a hit that group g leaves out (CO5). */
-static int32_t n_drop_of(const kv_coordinator_opts *opts, int32_t g)
-{
-    if (!opts->use_eagle)
-        return 0;
-    bool is_any_marked = false;
-    for (int32_t i = 0; i < opts->n_groups; i++)
-        is_any_marked = is_any_marked || opts->groups[i].is_eagle;
-    return opts->groups[g].is_eagle || !is_any_marked;
-}
-
 static bool is_equal_spec(const kv_group_manager *a, const kv_group_manager *b)
 {
     return a->spec.ops == b->spec.ops && a->spec.block_size == b->spec.block_size &&
@@ -118,7 +107,7 @@ static pgd_err create_parts(kv_coordinator *c, const kv_coordinator_opts *opts)
             .is_cached = is_cacheable(opts, g),
             .hash_block_size = opts->hash_block_size,
             .alignment_tokens = c->alignment_tokens,
-            .n_drop = n_drop_of(opts, g),
+            .n_drop = kv_group_ops_n_drop(opts->groups, opts->n_groups, g, opts->use_eagle),
             .n_rows = opts->n_rows,
             .rows = c->rows + g,
             .row_bytes = row_bytes,

@@ -2,7 +2,8 @@
  * record that does not fit before the end leaves a size of 0 there and starts over at the front.
  * Positions count bytes for ever; the writer owns `written`, the reader `taken`.
  *
- * The snapshot walks the block ids, a few in each step, as long as half of the ring is free. Since
+ * The snapshot walks the block ids, then what the tiers list, a few in each step, as long as half of the
+ * ring is free. Since
  * its pieces and the events share the ring, the order is right by itself: what changes behind the
  * walk is told by events, what changes before it is seen when the walk comes there. Until the end of the
  * walk every copy of a hash is told, not only the first: the first may lie before the walk and go. */
@@ -14,12 +15,12 @@
 #include "common/mem.h"
 #include "engine/kv/block_pool.h"
 #include "engine/kv/kv_group_ops.h"
+#include "engine/offload/offload_policy.h"
 
 /* Hashes of one record, and blocks that one piece of a snapshot looks at. */
-#define MAX_HASHES    64
-#define PUMP_BLOCKS   256
-#define NO_SNAPSHOT   (-1)
-#define DEVICE_MEDIUM "GPU"
+#define MAX_HASHES  64
+#define PUMP_BLOCKS 256
+#define NO_SNAPSHOT (-1)
 
 typedef struct record {
     uint32_t n_bytes; /* in all, a multiple of 8; 0: go on at the front */
@@ -29,9 +30,16 @@ typedef struct record {
     int32_t n_hashes; /* the parent not counted */
     int32_t has_parent;
     int32_t n_tokens;
+    uint32_t medium;
+    uint32_t reserved;
     uint64_t extra_bytes;
     /* then: parent, hashes, tokens, extra */
 } record;
+
+typedef struct tier {
+    kv_tier_list_fn list; /* NULL: there is none */
+    const void *arg;
+} tier;
 
 struct kv_events {
     uint8_t *bytes; /* [capacity] */
@@ -45,9 +53,18 @@ struct kv_events {
     uint64_t n_peeked_bytes;
     /* writer */
     uint64_t next_seq;
-    block_id cursor; /* next block of the snapshot, NO_SNAPSHOT */
+    int32_t walked;   /* medium that the snapshot is at, NO_SNAPSHOT */
+    int32_t walk_end; /* the one behind its last */
+    int32_t cursor;   /* next block or position in it */
+    tier tiers[KV_N_MEDIA];
     kv_group_spec groups[PGD_MAX_KV_GROUPS];
 };
+
+const char *kv_medium_name(kv_medium medium)
+{
+    static const char *const names[KV_N_MEDIA] = {"GPU", "CPU", "DISK"};
+    return names[medium];
+}
 
 pgd_err kv_events_create(kv_events **out, size_t capacity_bytes)
 {
@@ -57,7 +74,7 @@ pgd_err kv_events_create(kv_events **out, size_t capacity_bytes)
     kv_events *e = mem_calloc(1, sizeof *e);
     if (e == NULL)
         return PGD_ENOMEM;
-    e->cursor = NO_SNAPSHOT;
+    e->walked = NO_SNAPSHOT;
     e->capacity = KV_EVENTS_MIN_BYTES;
     while (e->capacity < capacity_bytes)
         e->capacity *= 2;
@@ -157,7 +174,7 @@ static void write_event(kv_events *e, record head, const block_hash *parent,
     if (is_lost || !write_record(e, head, parent, hashes, stride, tokens, extra)) {
         atomic_fetch_add_explicit(&e->n_dropped, 1, memory_order_relaxed);
         atomic_store_explicit(&e->is_lost, true, memory_order_release);
-        e->cursor = NO_SNAPSHOT;
+        e->walked = NO_SNAPSHOT;
     }
     e->next_seq++;
 }
@@ -195,64 +212,133 @@ void kv_events_removed(kv_events *e, int32_t group_id, const block_hash *hash)
     write_event(e, head, NULL, hash, 1, NULL, NULL);
 }
 
-void kv_events_cleared(kv_events *e)
+void kv_events_cleared(kv_events *e, kv_medium medium)
 {
-    record head = {.kind = KV_CACHE_CLEARED, .group_id = -1};
+    record head = {.kind = KV_CACHE_CLEARED, .group_id = -1, .medium = medium};
     write_event(e, head, NULL, NULL, 0, NULL, NULL);
+}
+
+/* Hashes that are told together: of one group, without tokens. */
+typedef struct piece {
+    record head;
+    block_hash hashes[MAX_HASHES];
+} piece;
+
+static void write_piece(kv_events *e, piece *p)
+{
+    if (p->head.n_hashes > 0)
+        write_event(e, p->head, NULL, p->hashes, 1, NULL, NULL);
+    p->head.n_hashes = 0;
+}
+
+static void add_to_piece(kv_events *e, piece *p, int32_t group_id, const block_hash *hash)
+{
+    if (group_id != p->head.group_id || p->head.n_hashes == MAX_HASHES)
+        write_piece(e, p);
+    p->head.group_id = group_id;
+    p->hashes[p->head.n_hashes++] = *hash;
+}
+
+static void tell_keys(kv_events *e, kv_cache_event_kind kind, kv_medium medium,
+                      const offload_key *keys, int32_t n_keys)
+{
+    piece p;
+    p.head = (record){.kind = kind, .medium = medium};
+    for (int32_t i = 0; i < n_keys; i++)
+        add_to_piece(e, &p, keys[i].group_id, &keys[i].hash);
+    write_piece(e, &p);
+}
+
+void kv_events_tier_stored(kv_events *e, kv_medium medium, const offload_key *keys, int32_t n_keys)
+{
+    tell_keys(e, KV_CACHE_STORED, medium, keys, n_keys);
+}
+
+void kv_events_tier_removed(kv_events *e, kv_medium medium, const offload_key *keys, int32_t n_keys)
+{
+    tell_keys(e, KV_CACHE_REMOVED, medium, keys, n_keys);
+}
+
+void kv_events_set_tier(kv_events *e, kv_medium medium, kv_tier_list_fn list, const void *arg)
+{
+    PGD_ASSERTF(medium > KV_MEDIUM_DEVICE && medium < KV_N_MEDIA, "medium %d is no tier", medium);
+    e->tiers[medium] = (tier){list, arg};
 }
 
 bool kv_events_is_in_snapshot(const kv_events *e)
 {
-    return e->cursor != NO_SNAPSHOT;
+    return e->walked != NO_SNAPSHOT;
 }
 
-static void begin_snapshot(kv_events *e)
+static void begin_walk(kv_events *e, int32_t first, int32_t end, kv_medium forgotten)
 {
-    record head = {.kind = KV_CACHE_SNAPSHOT_BEGIN, .group_id = -1};
-    atomic_store_explicit(&e->is_snapshot_wanted, false, memory_order_relaxed);
-    atomic_store_explicit(&e->is_lost, false, memory_order_release);
+    record head = {.kind = KV_CACHE_SNAPSHOT_BEGIN, .group_id = -1, .medium = forgotten};
+    e->walked = first;
+    e->walk_end = end;
     e->cursor = 0;
     write_event(e, head, NULL, NULL, 0, NULL, NULL);
 }
 
-static void write_piece(kv_events *e, int32_t group_id, const block_hash *hashes, int32_t n_hashes)
+bool kv_events_walk_tier(kv_events *e, kv_medium medium)
 {
-    record head = {.kind = KV_CACHE_STORED, .group_id = group_id, .n_hashes = n_hashes};
-    if (n_hashes > 0)
-        write_event(e, head, NULL, hashes, 1, NULL, NULL);
+    if (e->walked != NO_SNAPSHOT)
+        return false;
+    begin_walk(e, (int32_t)medium, (int32_t)medium + 1, medium);
+    return true;
+}
+
+static void begin_snapshot(kv_events *e)
+{
+    atomic_store_explicit(&e->is_snapshot_wanted, false, memory_order_relaxed);
+    atomic_store_explicit(&e->is_lost, false, memory_order_release);
+    begin_walk(e, KV_MEDIUM_DEVICE, KV_N_MEDIA, KV_N_MEDIA);
+}
+
+/* Blocks of the pool from the cursor on. False: that was the last one. */
+static bool walk_pool(kv_events *e, const block_pool *pool, piece *p)
+{
+    int32_t end = PGD_MIN(e->cursor + PUMP_BLOCKS, block_pool_n_blocks(pool));
+    for (block_id id = e->cursor; id < end; id++) {
+        const block_hash *hash = block_pool_get_hash(pool, id);
+        if (hash != NULL)
+            add_to_piece(e, p, block_pool_get_group(pool, id), hash);
+    }
+    e->cursor = end;
+    return end < block_pool_n_blocks(pool);
+}
+
+static bool walk_tier(kv_events *e, const tier *t, piece *p)
+{
+    offload_key keys[PUMP_BLOCKS];
+    if (t->list == NULL)
+        return false;
+    int32_t n_keys = t->list(keys, t->arg, PUMP_BLOCKS, &e->cursor);
+    for (int32_t i = 0; i < n_keys; i++)
+        add_to_piece(e, p, keys[i].group_id, &keys[i].hash);
+    return e->cursor >= 0;
 }
 
 void kv_events_pump(kv_events *e, const block_pool *pool)
 {
     bool is_wanted = atomic_load_explicit(&e->is_snapshot_wanted, memory_order_acquire);
-    if ((!is_wanted && e->cursor == NO_SNAPSHOT) || n_free_bytes(e) < e->capacity / 2)
+    if ((!is_wanted && e->walked == NO_SNAPSHOT) || n_free_bytes(e) < e->capacity / 2)
         return;
     if (is_wanted)
         begin_snapshot(e);
-    block_hash hashes[MAX_HASHES];
-    int32_t n_hashes = 0;
-    int32_t group_id = -1;
-    block_id end = PGD_MIN(e->cursor + PUMP_BLOCKS, block_pool_n_blocks(pool));
-    for (block_id id = e->cursor; id < end; id++) {
-        const block_hash *hash = block_pool_get_hash(pool, id);
-        int32_t g = block_pool_get_group(pool, id);
-        if (hash == NULL)
-            continue;
-        if (g != group_id || n_hashes == MAX_HASHES) {
-            write_piece(e, group_id, hashes, n_hashes);
-            n_hashes = 0;
-            group_id = g;
-        }
-        hashes[n_hashes++] = *hash;
-    }
-    write_piece(e, group_id, hashes, n_hashes);
-    if (e->cursor == NO_SNAPSHOT)
-        return; /* lost again on the way */
-    e->cursor = end;
-    if (end == block_pool_n_blocks(pool)) {
+    piece p;
+    int32_t medium = e->walked;
+    p.head = (record){.kind = KV_CACHE_STORED, .medium = (uint32_t)medium};
+    bool is_more =
+        medium == KV_MEDIUM_DEVICE ? walk_pool(e, pool, &p) : walk_tier(e, &e->tiers[medium], &p);
+    write_piece(e, &p);
+    if (is_more || e->walked == NO_SNAPSHOT)
+        return; /* the rest comes later, or all was lost again on the way */
+    e->walked++;
+    e->cursor = 0;
+    if (e->walked == e->walk_end) {
         record head = {.kind = KV_CACHE_SNAPSHOT_END, .group_id = -1};
         write_event(e, head, NULL, NULL, 0, NULL, NULL);
-        e->cursor = NO_SNAPSHOT;
+        e->walked = NO_SNAPSHOT;
     }
 }
 
@@ -274,14 +360,15 @@ bool kv_events_peek(kv_cache_event *out, kv_events *e)
     const block_hash *parent = (const block_hash *)(const void *)(r + 1);
     const block_hash *hashes = parent + r->has_parent;
     const token_id *tokens = (const token_id *)(const void *)(hashes + r->n_hashes);
-    *out = (kv_cache_event){
-        .seq = r->seq, .kind = (kv_cache_event_kind)r->kind, .group_id = r->group_id};
+    *out = (kv_cache_event){.seq = r->seq,
+                            .kind = (kv_cache_event_kind)r->kind,
+                            .medium = (kv_medium)r->medium,
+                            .group_id = r->group_id};
     e->n_peeked_bytes = r->n_bytes;
     if (spec == NULL)
         return true;
     out->n_hashes = r->n_hashes;
     out->hashes = hashes;
-    out->medium = DEVICE_MEDIUM;
     if (out->kind != KV_CACHE_STORED)
         return true;
     out->attention = spec->ops->name;
@@ -316,4 +403,10 @@ void kv_events_request_snapshot(kv_events *e)
 uint64_t kv_events_n_dropped(const kv_events *e)
 {
     return atomic_load_explicit(&((kv_events *)e)->n_dropped, memory_order_relaxed);
+}
+
+bool kv_events_is_empty(const kv_events *e)
+{
+    return atomic_load_explicit(&((kv_events *)e)->written, memory_order_acquire) ==
+           atomic_load_explicit(&((kv_events *)e)->taken, memory_order_acquire);
 }

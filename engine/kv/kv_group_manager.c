@@ -288,55 +288,46 @@ void kv_group_manager_check(const kv_group_manager *g)
     }
 }
 
-void kv_group_manager_prefetch_row(const kv_group_manager *g, int32_t row)
+void kv_group_manager_prefetch_row(const kv_group_manager *g, int32_t row, int32_t n_tokens,
+                                   int32_t n_computed_tokens)
 {
     const block_id *table = kv_group_manager_get_table(g, row);
-    PGD_PREFETCH(table + kv_group_manager_get_row(g, row)->n_blocks);
-    PGD_PREFETCH(table + kv_group_manager_get_row(g, row)->n_skipped);
+    PGD_PREFETCH(kv_group_manager_get_row(g, row));
+    PGD_PREFETCH(table + n_tokens / g->spec.block_size);
+    if (g->spec.ops->skipped_tokens != NULL)
+        PGD_PREFETCH(table + PGD_MAX(n_skipped_blocks(g, n_computed_tokens) - 1, 0));
 }
 
-void kv_group_manager_prefetch_skips(const kv_group_manager *g, int32_t row)
+void kv_group_manager_prefetch_blocks(const kv_group_manager *g, int32_t row, bool is_skipping)
 {
     const kv_group_row *r = kv_group_manager_get_row(g, row);
-    if (g->spec.ops->skipped_tokens != NULL && r->n_skipped < r->n_blocks)
-        block_pool_prefetch(g->pool, kv_group_manager_get_table(g, row)[r->n_skipped]);
+    const block_id *table = kv_group_manager_get_table(g, row);
+    if (g->is_cached && r->n_cached < r->n_blocks)
+        block_pool_prefetch(g->pool, table[r->n_cached]);
+    if (is_skipping && g->spec.ops->skipped_tokens != NULL && r->n_skipped < r->n_blocks)
+        block_pool_prefetch(g->pool, table[r->n_skipped]);
 }
 
-/* Of the block that is published next; NULL = none. */
-static const block_hash *next_hash(const kv_group_manager *g, int32_t row, const block_hash *hashes,
-                                   int32_t n_hashes)
+void kv_group_manager_prefetch_key(const kv_group_manager *g, int32_t row, const block_hash *hashes,
+                                   int32_t n_hashes, bool has_arrived)
 {
     const kv_group_row *r = kv_group_manager_get_row(g, row);
     int64_t hash_idx = (int64_t)(r->n_cached + 1) * g->hashes_per_block - 1;
-    bool is_any = g->is_cached && r->n_cached < r->n_blocks && hash_idx < n_hashes;
-    return is_any ? &hashes[hash_idx] : NULL;
-}
-
-void kv_group_manager_prefetch_publish(const kv_group_manager *g, int32_t row,
-                                       const block_hash *hashes, int32_t n_hashes)
-{
-    const kv_group_row *r = kv_group_manager_get_row(g, row);
-    const block_hash *hash = next_hash(g, row, hashes, n_hashes);
-    if (hash == NULL)
+    if (!g->is_cached || r->n_cached >= r->n_blocks || hash_idx >= n_hashes)
         return;
-    block_pool_prefetch(g->pool, kv_group_manager_get_table(g, row)[r->n_cached]);
-    block_pool_prefetch_key(g->pool, hash, g->group_id);
-}
-
-void kv_group_manager_prefetch_found(const kv_group_manager *g, int32_t row,
-                                     const block_hash *hashes, int32_t n_hashes)
-{
-    const block_hash *hash = next_hash(g, row, hashes, n_hashes);
-    if (hash != NULL)
-        block_pool_prefetch_found(g->pool, hash, g->group_id);
+    if (has_arrived)
+        block_pool_prefetch_found(g->pool, &hashes[hash_idx], g->group_id);
+    else
+        block_pool_prefetch_key(g->pool, &hashes[hash_idx], g->group_id);
 }
 
 /* Least number of full blocks with which something behind the first n_cached can be published. */
 static int32_t next_publishable(const kv_group_manager *g, int32_t n_cached)
 {
+    if (g->alignment_blocks == 1)
+        return n_cached + 1;
     int32_t n_over = n_cached % g->alignment_blocks;
-    return g->alignment_blocks == 1 || n_over < g->n_drop ? n_cached + 1
-                                                          : n_cached - n_over + g->alignment_blocks;
+    return n_over < g->n_drop ? n_cached + 1 : n_cached - n_over + g->alignment_blocks;
 }
 
 void kv_group_manager_bound_growth(kv_quiet *quiet, const kv_group_manager *g, int32_t row)
@@ -349,24 +340,13 @@ void kv_group_manager_bound_growth(kv_quiet *quiet, const kv_group_manager *g, i
         quiet->publish_at = PGD_MIN(quiet->publish_at, next_publishable(g, r->n_cached) * bs);
 }
 
-void kv_group_manager_bound_skips(kv_quiet *quiet, const kv_group_manager *g, int32_t row,
-                                  int32_t n_computed_tokens)
+void kv_group_manager_bound_skips(kv_quiet *quiet, const kv_group_manager *g, int32_t row)
 {
-    int32_t n_skipped = kv_group_manager_get_row(g, row)->n_skipped;
-    int32_t at = n_computed_tokens + 1;
-    int32_t n_next = g->spec.block_size; /* to look at; no change among all of them: look later */
+    const kv_group_row *r = kv_group_manager_get_row(g, row);
     if (g->spec.ops->skipped_tokens == NULL)
         return;
-    while (n_next > 0) {
-        int32_t half = n_next / 2;
-        if (n_skipped_blocks(g, at + half) > n_skipped) {
-            n_next = half;
-        } else {
-            at += half + 1;
-            n_next -= half + 1;
-        }
-    }
-    quiet->skip_at = PGD_MIN(quiet->skip_at, at);
+    int64_t at = g->spec.ops->tokens_to_skip(&g->spec, (r->n_skipped + 1) * g->spec.block_size);
+    quiet->skip_at = (int32_t)PGD_MIN((int64_t)quiet->skip_at, at);
 }
 
 void kv_group_manager_free(kv_group_manager *g, int32_t row)

@@ -137,19 +137,19 @@ void kv_group_manager_remove_skipped(kv_group_manager *g, int32_t row, int32_t n
 int32_t kv_group_manager_common_prefix(const kv_group_manager *g);
 /* Integrity, O(n); aborts on a fault. */
 void kv_group_manager_check(const kv_group_manager *g);
-/* Hints: the row's table will be used; the block that leaves the window next; the one that is
- * published next, and, once that has arrived, the one that stands in its place of the pool's table. */
-void kv_group_manager_prefetch_row(const kv_group_manager *g, int32_t row);
-void kv_group_manager_prefetch_skips(const kv_group_manager *g, int32_t row);
-void kv_group_manager_prefetch_publish(const kv_group_manager *g, int32_t row,
-                                       const block_hash *hashes, int32_t n_hashes);
-void kv_group_manager_prefetch_found(const kv_group_manager *g, int32_t row,
-                                     const block_hash *hashes, int32_t n_hashes);
+/* Hints for a row that is about to change, in this order, each some time after the one before: its
+ * tables where a block is added for token n_tokens or leaves; the block that is published next and, if
+ * it leaves, that at the end of the window; the place of the hash that is published next, and once it
+ * has arrived the block that stands there. */
+void kv_group_manager_prefetch_row(const kv_group_manager *g, int32_t row, int32_t n_tokens,
+                                   int32_t n_computed_tokens);
+void kv_group_manager_prefetch_blocks(const kv_group_manager *g, int32_t row, bool is_skipping);
+void kv_group_manager_prefetch_key(const kv_group_manager *g, int32_t row, const block_hash *hashes,
+                                   int32_t n_hashes, bool has_arrived);
 /* Lowers the bounds to the row's. */
 void kv_group_manager_bound_growth(kv_quiet *quiet, const kv_group_manager *g, int32_t row);
-/* The same for skip_at; n_computed tokens were given to attach or remove_skipped last. */
-void kv_group_manager_bound_skips(kv_quiet *quiet, const kv_group_manager *g, int32_t row,
-                                  int32_t n_computed_tokens);
+/* The same for skip_at. */
+void kv_group_manager_bound_skips(kv_quiet *quiet, const kv_group_manager *g, int32_t row);
 /* Ends the row: frees its blocks, last first. */
 void kv_group_manager_free(kv_group_manager *g, int32_t row);
 

@@ -48,6 +48,15 @@ void kv_group_ops_skip(block_id *const *blocks, const kv_lookup *q, int32_t n_bl
     }
 }
 
+int32_t kv_group_ops_n_drop(const kv_group_spec *groups, int32_t n_groups, int32_t g,
+                            bool use_eagle)
+{
+    bool is_any_marked = false;
+    for (int32_t i = 0; i < n_groups; i++)
+        is_any_marked = is_any_marked || groups[i].is_eagle;
+    return use_eagle && (groups[g].is_eagle || !is_any_marked);
+}
+
 int32_t kv_group_ops_first_needed(const kv_lookup *q, int32_t n_blocks)
 {
     return kv_group_ops_skipped_blocks(q->spec, n_blocks * q->spec->block_size);

@@ -49,6 +49,8 @@ struct kv_group_ops {
     /* Leading tokens that no later token attends to once n_computed tokens are computed; never
      * falls as n_computed grows. NULL: none ever, so any shorter prefix of a hit is a hit. */
     int32_t (*skipped_tokens)(const kv_group_spec *spec, int32_t n_computed_tokens);
+    /* The least number of computed tokens with which n tokens, at least 1, are skipped. */
+    int64_t (*tokens_to_skip)(const kv_group_spec *spec, int32_t n_tokens);
     /* Most blocks that one request holds at a time, for the admission gate alone (SM9), when up to
      * max_unfinished of its tokens are scheduled and not known to be done. NULL: no bound. */
     int32_t (*max_held_blocks)(const kv_group_spec *spec, int32_t max_unfinished_tokens,
@@ -67,6 +69,11 @@ KV_GROUP_OPS_TABLE(KV_GROUP_OPS_DECLARE)
 
 /* Static storage; NULL for a kind that is not in the table. */
 const kv_group_ops *kv_group_ops_of(attention_kind kind);
+
+/* Blocks behind a hit that group g leaves out, 0 or 1 (CO5): of the groups marked is_eagle, or of all
+ * if none is. */
+int32_t kv_group_ops_n_drop(const kv_group_spec *groups, int32_t n_groups, int32_t g,
+                            bool use_eagle);
 
 /* For a search that goes left to right and is at idx: asks for the memory of what comes next. */
 void kv_group_ops_prefetch(const kv_lookup *q, int32_t idx);

@@ -65,6 +65,7 @@ static pgd_err create_parts(kv_manager *m, const kv_manager_opts *opts)
     PGD_TRY(kv_coordinator_create(&m->coordinator, &coordinator_opts));
     block_pool_set_events(m->pool, m->events);
     block_pool_set_residency(m->pool, opts->residency);
+    block_pool_set_listener(m->pool, opts->listener);
     if (opts->residency != NULL)
         PGD_TRY(kv_residency_set_pool(opts->residency, opts->n_blocks));
     if (m->events != NULL)
@@ -182,26 +183,22 @@ static void bound_growth(kv_manager *m, const request *r)
         quiet->publish_at = INT32_MAX;
 }
 
-static void bound_skips(kv_manager *m, const request *r, int32_t n_computed_tokens)
+static void bound_skips(kv_manager *m, const request *r)
 {
     kv_quiet *quiet = &m->quiet[r->kv_row];
     quiet->skip_at = INT32_MAX;
     for (int32_t g = 0; g < m->coordinator->n_groups; g++)
-        kv_group_manager_bound_skips(quiet, &m->coordinator->groups[g], r->kv_row,
-                                     n_computed_tokens);
+        kv_group_manager_bound_skips(quiet, &m->coordinator->groups[g], r->kv_row);
 }
 
-/* A row that goes on and changes in nothing: most decode steps. */
-static bool is_quiet(const kv_manager *m, const request *r, const kv_alloc *a)
+bool kv_manager_is_quiet(const kv_manager *m, const request *r, int32_t n_new_tokens,
+                         int32_t n_lookahead_tokens)
 {
-    if (r->kv_row < 0 || a->is_admission || a->must_fit_whole || a->is_load ||
-        a->n_spare_blocks > 0 || a->n_external_tokens > 0)
-        return false;
     const kv_quiet *quiet = &m->quiet[r->kv_row];
-    int32_t n_main = r->num_computed_tokens + a->n_new_tokens;
-    return n_main + a->n_lookahead_tokens <= quiet->max_need_tokens &&
+    int32_t n_main = r->num_computed_tokens + n_new_tokens;
+    return n_main + n_lookahead_tokens <= quiet->max_need_tokens &&
            PGD_MIN(n_main, r->n_tokens) < quiet->publish_at &&
-           r->num_computed_tokens - a->n_in_flight_tokens < quiet->skip_at;
+           r->num_computed_tokens - r->n_in_flight_tokens < quiet->skip_at;
 }
 
 /* Tail of every group's table from n_before[g] on. */
@@ -240,6 +237,27 @@ static bool passes_gate(const kv_manager *m, const request *r, const kv_alloc *a
     return (int64_t)n_needed + a->n_spare_blocks + n_reserved(m, r) <= block_pool_n_free(m->pool);
 }
 
+/* Blocks that a load fills are not zeroed: it may write them at any time from the step's beginning
+ * on. Some may be listed because others had them while this step was put together. */
+static void unlist_for_zeroing(kv_manager *m, int32_t row, const int32_t *n_before)
+{
+    kv_zero_list *list = &m->zero_list;
+    for (int32_t g = 0; g < m->coordinator->n_groups; g++) {
+        const kv_group_manager *group = &m->coordinator->groups[g];
+        const block_id *table = kv_group_manager_get_table(group, row);
+        int32_t n_blocks = kv_group_manager_get_row(group, row)->n_blocks;
+        for (int32_t i = n_before[g]; i < n_blocks && !group->spec.ops->is_of_encoder; i++) {
+            if (!list->is_listed[table[i]])
+                continue;
+            int32_t k = 0;
+            while (list->ids[k] != table[i])
+                k++;
+            list->ids[k] = list->ids[--list->n_ids];
+            list->is_listed[table[i]] = 0;
+        }
+    }
+}
+
 bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, const kv_alloc *a)
 {
     kv_coordinator *c = m->coordinator;
@@ -249,11 +267,6 @@ bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, c
                 a->n_new_tokens, a->n_external_tokens);
     PGD_ASSERTF(!(is_holder && a->hit != NULL), "request %llu holds blocks and brings a hit",
                 (unsigned long long)r->id);
-    if (is_quiet(m, r, a)) {
-        for (int32_t g = 0; new_blocks != NULL && g < c->n_groups; g++)
-            new_blocks->n_blocks[g] = 0;
-        return true;
-    }
     int32_t n_hit = a->hit != NULL ? a->hit->n_tokens : 0;
     int32_t n_computed =
         PGD_MIN(r->num_computed_tokens + n_hit + a->n_external_tokens, m->max_model_len);
@@ -266,10 +279,14 @@ bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, c
         return false;
     if (is_holder) {
         int32_t n_done = PGD_MAX(n_computed - a->n_in_flight_tokens, 0);
-        kv_coordinator_remove_skipped(c, r->kv_row, n_done);
-        bound_skips(m, r, n_done);
+        if (n_done >= m->quiet[r->kv_row].skip_at) {
+            kv_coordinator_remove_skipped(c, r->kv_row, n_done);
+            bound_skips(m, r);
+        }
     }
-    int32_t n_needed = kv_coordinator_n_needed(c, r->kv_row, a->hit, &need);
+    int32_t n_needed = 0;
+    if (!is_holder || need.n_tokens > m->quiet[r->kv_row].max_need_tokens)
+        n_needed = kv_coordinator_n_needed(c, r->kv_row, a->hit, &need);
     int64_t n_kept = (int64_t)a->n_spare_blocks + (a->is_load ? n_reserved(m, r) : 0);
     if (n_needed + n_kept > block_pool_n_free(m->pool) || (!is_holder && m->n_free_rows == 0)) {
         if (is_holder)
@@ -280,7 +297,7 @@ bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, c
     if (!is_holder) {
         take_row(m, r);
         kv_coordinator_attach(c, r->kv_row, a->hit, n_computed);
-        bound_skips(m, r, n_computed);
+        bound_skips(m, r);
     }
     int32_t n_before[PGD_MAX_KV_GROUPS];
     for (int32_t g = 0; g < c->n_groups; g++)
@@ -290,8 +307,11 @@ bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, c
     if (n_needed > 0)
         kv_coordinator_allocate(c, r->kv_row, &need);
     update_promise(m, r);
-    bound_growth(m, r);
-    if (!a->is_load)
+    if (!is_holder || n_needed > 0)
+        bound_growth(m, r);
+    if (a->is_load)
+        unlist_for_zeroing(m, r->kv_row, n_before);
+    else
         kv_manager_publish(m, r, PGD_MIN(n_main, r->n_tokens));
     if (new_blocks != NULL)
         fill_block_ids(new_blocks, m, r->kv_row, n_before);
@@ -318,47 +338,23 @@ void kv_manager_publish(kv_manager *m, const request *r, int32_t n_tokens)
     bound_growth(m, r);
 }
 
-static bool is_skipping(const kv_quiet *quiet, const request *r)
+void kv_manager_prefetch(const kv_manager *m, const request *r, int32_t stage)
 {
-    return r->num_computed_tokens - r->n_in_flight_tokens >= quiet->skip_at;
-}
-
-bool kv_manager_prefetch_publish(const kv_manager *m, const request *r, int32_t n_tokens)
-{
-    if (n_tokens < m->quiet[r->kv_row].publish_at)
-        return false;
-    for (int32_t i = 0; i < m->coordinator->n_groups; i++)
-        kv_group_manager_prefetch_publish(&m->coordinator->groups[i], r->kv_row, r->block_hashes,
-                                          r->n_block_hashes);
-    return true;
-}
-
-void kv_manager_prefetch_found(const kv_manager *m, const request *r)
-{
-    for (int32_t i = 0; i < m->coordinator->n_groups; i++)
-        kv_group_manager_prefetch_found(&m->coordinator->groups[i], r->kv_row, r->block_hashes,
-                                        r->n_block_hashes);
-}
-
-void kv_manager_prefetch_row(const kv_manager *m, const request *r, int32_t n_need_tokens,
-                             int32_t n_known_tokens)
-{
-    if (r->kv_row < 0)
-        return;
-    const kv_quiet *quiet = &m->quiet[r->kv_row];
-    if (n_need_tokens <= quiet->max_need_tokens && n_known_tokens < quiet->publish_at &&
-        !is_skipping(quiet, r))
-        return;
-    for (int32_t i = 0; i < m->coordinator->n_groups; i++)
-        kv_group_manager_prefetch_row(&m->coordinator->groups[i], r->kv_row);
-}
-
-void kv_manager_prefetch_skips(const kv_manager *m, const request *r)
-{
-    if (r->kv_row < 0 || !is_skipping(&m->quiet[r->kv_row], r))
-        return;
-    for (int32_t i = 0; i < m->coordinator->n_groups; i++)
-        kv_group_manager_prefetch_skips(&m->coordinator->groups[i], r->kv_row);
+    int32_t n_done = r->num_computed_tokens - r->n_in_flight_tokens;
+    if (stage == 0)
+        PGD_PREFETCH(&r->block_hashes);
+    else if (stage == 1 && r->n_block_hashes > 0)
+        PGD_PREFETCH(&r->block_hashes[r->n_block_hashes - 1]);
+    for (int32_t i = 0; i < m->coordinator->n_groups; i++) {
+        const kv_group_manager *g = &m->coordinator->groups[i];
+        if (stage == 0)
+            kv_group_manager_prefetch_row(g, r->kv_row, r->n_tokens, n_done);
+        else if (stage == 1)
+            kv_group_manager_prefetch_blocks(g, r->kv_row, n_done >= m->quiet[r->kv_row].skip_at);
+        else
+            kv_group_manager_prefetch_key(g, r->kv_row, r->block_hashes, r->n_block_hashes,
+                                          stage == 3);
+    }
 }
 
 void kv_manager_free(kv_manager *m, request *r, int32_t n_valid_tokens)
@@ -480,9 +476,17 @@ void kv_manager_pump_events(kv_manager *m)
         kv_events_pump(m->events, m->pool);
 }
 
+void kv_manager_forget_cache(kv_manager *m)
+{
+    block_pool_forget_cache(m->pool);
+}
+
 bool kv_manager_reset_cache(kv_manager *m)
 {
-    return block_pool_reset_cache(m->pool);
+    if (block_pool_n_free(m->pool) != block_pool_n_blocks(m->pool) - 1)
+        return false;
+    block_pool_forget_cache(m->pool);
+    return true;
 }
 
 void kv_manager_check(kv_manager *m)

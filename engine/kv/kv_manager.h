@@ -27,10 +27,11 @@ typedef struct kv_manager_opts {
     bool use_eagle;          /* as in kv_coordinator_opts */
     kv_events *events;       /* told what is cached; borrow until destroy; NULL = nobody asked */
     kv_residency *residency; /* told what comes of blocks, as events */
-    int32_t hash_block_size; /* as in kv_coordinator_opts */
-    int32_t max_holders;     /* requests that hold blocks at the same time */
-    int32_t max_model_len;   /* at most KV_MANAGER_MAX_MODEL_LEN */
-    int32_t max_unfinished_tokens; /* as in kv_group_opts */
+    const block_listener *listener; /* likewise */
+    int32_t hash_block_size;        /* as in kv_coordinator_opts */
+    int32_t max_holders;            /* requests that hold blocks at the same time */
+    int32_t max_model_len;          /* at most KV_MANAGER_MAX_MODEL_LEN */
+    int32_t max_unfinished_tokens;  /* as in kv_group_opts */
 } kv_manager_opts;
 
 /* Errors: PGD_EINVAL, PGD_ENOMEM */
@@ -71,15 +72,14 @@ void kv_manager_get_table(block_ids_msg *out, const kv_manager *m, const request
 /* Publishes full blocks within the first n_tokens tokens (async: tokens that were not known when
  * scheduled). */
 void kv_manager_publish(kv_manager *m, const request *r, int32_t n_tokens);
-/* Whether kv_manager_publish would have anything to do; then asks for the memory it needs; later, once
- * that has arrived, for what is known by then. */
-bool kv_manager_prefetch_publish(const kv_manager *m, const request *r, int32_t n_tokens);
-void kv_manager_prefetch_found(const kv_manager *m, const request *r);
-/* For a request that is soon to need blocks for n_need tokens and to have n_known of its own: asks for
- * the memory of its tables if that changes them; later, for the blocks that leave its windows. */
-void kv_manager_prefetch_row(const kv_manager *m, const request *r, int32_t n_need_tokens,
-                             int32_t n_known_tokens);
-void kv_manager_prefetch_skips(const kv_manager *m, const request *r);
+/* Whether allocate for n_new more tokens of a request that has a row would change nothing and need not
+ * be called: so it is in most decode steps. */
+bool kv_manager_is_quiet(const kv_manager *m, const request *r, int32_t n_new_tokens,
+                         int32_t n_lookahead_tokens);
+/* Hints for a request whose row is about to change: asks for memory that this touches. Each stage reads
+ * what the one before has asked for, so there should be some time between them. */
+#define KV_PREFETCH_STAGES 4
+void kv_manager_prefetch(const kv_manager *m, const request *r, int32_t stage);
 /* Ends the row, if any. Blocks that hold anything beyond the first n_valid tokens are un-published
  * first: what was scheduled but will never be computed must not be found. */
 void kv_manager_free(kv_manager *m, request *r, int32_t n_valid_tokens);
@@ -104,7 +104,9 @@ int32_t kv_manager_n_promised(const kv_manager *m);
 const block_pool *kv_manager_get_pool(const kv_manager *m);
 /* Goes on with a snapshot for the events' reader, if one was asked for; once a step. */
 void kv_manager_pump_events(kv_manager *m);
-/* False and no change unless every block is free. */
+/* Forgets every hash, whoever holds the blocks: nothing is found any more. */
+void kv_manager_forget_cache(kv_manager *m);
+/* The same; false and no change unless every block is free. */
 bool kv_manager_reset_cache(kv_manager *m);
 /* Integrity, O(n): the pool's, and that each block's references equal the tables that hold it.
  * Aborts on a fault. */

@@ -37,6 +37,11 @@ static int32_t skipped_tokens(const kv_group_spec *spec, int32_t n_computed_toke
     return PGD_MAX(n_computed_tokens - spec->window + 1, 0);
 }
 
+static int64_t tokens_to_skip(const kv_group_spec *spec, int32_t n_tokens)
+{
+    return (int64_t)n_tokens + spec->window - 1;
+}
+
 /* The blocks of the window and of what is unfinished; the window may begin inside a block. */
 static int32_t max_held_blocks(const kv_group_spec *spec, int32_t max_unfinished_tokens,
                                int32_t max_model_len)
@@ -49,5 +54,6 @@ const kv_group_ops kv_sliding_window_ops = {
     .name = "sliding window",
     .lookup = lookup,
     .skipped_tokens = skipped_tokens,
+    .tokens_to_skip = tokens_to_skip,
     .max_held_blocks = max_held_blocks,
 };

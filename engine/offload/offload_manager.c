@@ -28,13 +28,18 @@ struct offload_manager {
     int32_t *free_blocks; /* [capacity], stack of medium ids */
     int32_t n_free_blocks;
     int32_t n_fresh_blocks; /* ids from here on were never given out */
+    int32_t *entry_of;      /* [capacity] by medium id: entry index + 1, 0 = free */
     int32_t n_blocks;
     int32_t n_evictable;
+    uint64_t n_evicted;
+    uint64_t stamp;
+    uint64_t lost; /* answers of this stamp or an older one do not hold */
     uint32_t generation;
     uint32_t protect_id;
     offload_key *stored;     /* [capacity], of the last prepare_store */
     int32_t *stored_ids;     /* [capacity] */
     offload_key *keys;       /* [capacity], evicted or completed ones */
+    int32_t *ids;            /* [capacity], where they are or were */
     offload_entry **victims; /* [capacity] */
 };
 
@@ -102,6 +107,12 @@ static void release_entry(offload_manager *m, offload_entry *e)
     }
 }
 
+static void set_block(offload_manager *m, offload_entry *e, int32_t medium_id)
+{
+    e->medium_id = medium_id;
+    m->entry_of[medium_id] = (int32_t)(e - m->entries) + 1;
+}
+
 /* --- life ------------------------------------------------------------------------------------- */
 
 static pgd_err create_arrays(offload_manager *m)
@@ -118,18 +129,25 @@ static pgd_err create_arrays(offload_manager *m)
     m->stored = mem_calloc(capacity, sizeof *m->stored);
     m->stored_ids = mem_calloc(capacity, sizeof *m->stored_ids);
     m->keys = mem_calloc(capacity, sizeof *m->keys);
+    m->ids = mem_calloc(capacity, sizeof *m->ids);
+    m->entry_of = mem_calloc(capacity, sizeof *m->entry_of);
     m->victims = mem_calloc(capacity, sizeof *m->victims);
     bool is_complete = m->table != NULL && m->entries != NULL && m->free_entries != NULL &&
                        m->free_blocks != NULL && m->stored != NULL && m->stored_ids != NULL &&
-                       m->keys != NULL && m->victims != NULL;
+                       m->keys != NULL && m->ids != NULL && m->entry_of != NULL &&
+                       m->victims != NULL;
     return is_complete ? PGD_OK : PGD_ENOMEM;
 }
 
 static void make_empty(offload_manager *m)
 {
     memset(m->table, 0, ((size_t)m->table_mask + 1) * sizeof *m->table);
-    for (m->n_free_entries = 0; m->n_free_entries < m->n_entries; m->n_free_entries++)
+    for (m->n_free_entries = 0; m->n_free_entries < m->n_entries; m->n_free_entries++) {
         m->free_entries[m->n_free_entries] = m->n_entries - 1 - m->n_free_entries;
+        m->entries[m->n_free_entries].medium_id = -1;
+    }
+    memset(m->entry_of, 0, (size_t)m->opts.capacity * sizeof *m->entry_of);
+    m->lost = m->stamp;
     m->n_free_blocks = 0;
     m->n_fresh_blocks = 0;
     m->n_blocks = 0;
@@ -168,6 +186,8 @@ void offload_manager_destroy(offload_manager *m)
     mem_free(m->stored);
     mem_free(m->stored_ids);
     mem_free(m->keys);
+    mem_free(m->ids);
+    mem_free(m->entry_of);
     mem_free(m->victims);
     mem_free(m);
 }
@@ -176,6 +196,42 @@ void offload_manager_reset(offload_manager *m)
 {
     make_empty(m);
     m->generation++;
+    if (m->opts.on_reset != NULL)
+        m->opts.on_reset(m->opts.arg);
+}
+
+/* Backwards, so that of two copies the more recent one is taken; then the taken ones go into the
+ * policy's list in their order. */
+void offload_manager_restore(offload_manager *m, const offload_key *keys, int32_t *medium_ids,
+                             int32_t n_keys)
+{
+    PGD_ASSERTF(m->n_blocks == 0 && n_keys <= m->opts.capacity, "%d blocks, %d to restore",
+                m->n_blocks, n_keys);
+    make_empty(m); /* forgets ghosts and used ids */
+    memset(m->victims, 0, (size_t)m->opts.capacity * sizeof *m->victims);
+    for (int32_t i = n_keys - 1; i >= 0; i--) {
+        int32_t id = medium_ids[i];
+        PGD_ASSERTF(id >= 0 && id < m->opts.capacity && m->victims[id] == NULL,
+                    "medium block %d of %d is restored, or twice", id, m->opts.capacity);
+        if (find(m, &keys[i]) != NULL) {
+            medium_ids[i] = -1;
+            continue;
+        }
+        offload_entry *e = add_entry(m, &keys[i]);
+        set_block(m, e, id);
+        m->victims[id] = e;
+        m->n_fresh_blocks = PGD_MAX(m->n_fresh_blocks, id + 1);
+    }
+    for (int32_t i = 0; i < n_keys; i++) {
+        if (medium_ids[i] < 0)
+            continue;
+        m->policy.ops->insert(&m->policy, m->victims[medium_ids[i]]);
+        m->n_blocks++;
+        m->n_evictable++;
+    }
+    for (int32_t id = m->n_fresh_blocks - 1; id >= 0; id--)
+        if (m->victims[id] == NULL)
+            m->free_blocks[m->n_free_blocks++] = id;
 }
 
 /* --- lookup and load -------------------------------------------------------------------------- */
@@ -183,7 +239,7 @@ void offload_manager_reset(offload_manager *m)
 offload_lookup offload_manager_lookup(const offload_manager *m, const offload_key *key)
 {
     const offload_entry *e = find_block(m, key);
-    if (e == NULL)
+    if (e == NULL || e->is_doomed)
         return OFFLOAD_MISS;
     return e->ref_count < 0 ? OFFLOAD_PENDING : OFFLOAD_HIT;
 }
@@ -192,8 +248,82 @@ void offload_manager_touch(offload_manager *m, const offload_key *keys, int32_t 
 {
     for (int32_t i = n_keys - 1; i >= 0; i--) {
         offload_entry *e = find(m, &keys[i]);
+        if (e == NULL)
+            continue;
+        m->policy.ops->touch(&m->policy, e);
+        if (e->medium_id >= 0 && e->ref_count >= 0 && !e->is_doomed && m->opts.on_touched != NULL)
+            m->opts.on_touched(m->opts.arg, e->medium_id);
+    }
+}
+
+void offload_manager_refresh(offload_manager *m, const offload_key *keys, int32_t n_keys)
+{
+    for (int32_t i = n_keys - 1; i >= 0; i--) {
+        offload_entry *e = find_block(m, &keys[i]);
         if (e != NULL)
-            m->policy.ops->touch(&m->policy, e);
+            offload_policy_move(&m->policy, e, e->list_idx);
+    }
+}
+
+uint64_t offload_manager_next_stamp(offload_manager *m)
+{
+    return ++m->stamp;
+}
+
+void offload_manager_watch(offload_manager *m, const offload_key *key, uint64_t stamp)
+{
+    offload_entry *e = find_block(m, key);
+    if (e != NULL)
+        e->watch = stamp;
+}
+
+static void end_watch(offload_manager *m, const offload_entry *e)
+{
+    m->lost = PGD_MAX(m->lost, e->watch);
+}
+
+void offload_manager_end_watch(offload_manager *m, const offload_key *key)
+{
+    const offload_entry *e = find_block(m, key);
+    if (e != NULL)
+        end_watch(m, e);
+}
+
+bool offload_manager_is_intact(const offload_manager *m, uint64_t stamp)
+{
+    return stamp > m->lost;
+}
+
+static void give_block(offload_manager *m, offload_entry *e)
+{
+    m->free_blocks[m->n_free_blocks++] = e->medium_id;
+    m->entry_of[e->medium_id] = 0;
+    m->n_blocks--;
+    e->medium_id = -1;
+}
+
+/* Block and entry are gone, and no policy remembers the key. */
+static void drop(offload_manager *m, offload_entry *e)
+{
+    give_block(m, e);
+    offload_policy_remove(&m->policy, e);
+    release_entry(m, e);
+}
+
+void offload_manager_forget(offload_manager *m, const offload_key *keys, int32_t n_keys)
+{
+    for (int32_t i = 0; i < n_keys; i++) {
+        offload_entry *e = find_block(m, &keys[i]);
+        if (e == NULL || e->is_doomed)
+            continue;
+        if (e->ref_count >= 0 && m->opts.on_removed != NULL)
+            m->opts.on_removed(m->opts.arg, &keys[i], &e->medium_id, 1);
+        end_watch(m, e);
+        e->is_doomed = true;
+        if (e->ref_count != 0)
+            continue;
+        m->n_evictable--;
+        drop(m, e);
     }
 }
 
@@ -223,7 +353,10 @@ void offload_manager_complete_load(offload_manager *m, const offload_key *keys, 
         PGD_ASSERTF(e != NULL && e->ref_count > 0, "a load of a block with %d references is done",
                     e != NULL ? e->ref_count : 0);
         e->ref_count--;
-        m->n_evictable += e->ref_count == 0;
+        if (e->ref_count == 0 && e->is_doomed)
+            drop(m, e);
+        else
+            m->n_evictable += e->ref_count == 0;
     }
 }
 
@@ -237,26 +370,22 @@ static int32_t take_block(offload_manager *m)
     return m->free_blocks[--m->n_free_blocks];
 }
 
-static void give_block(offload_manager *m, offload_entry *e)
-{
-    m->free_blocks[m->n_free_blocks++] = e->medium_id;
-    m->n_blocks--;
-    e->medium_id = -1;
-}
-
 static void evict(offload_manager *m, int32_t n_victims)
 {
     for (int32_t i = 0; i < n_victims; i++) {
         offload_entry *e = m->victims[i];
         m->keys[i] = e->key;
+        m->ids[i] = e->medium_id;
         m->n_evictable--;
+        m->n_evicted++;
+        end_watch(m, e);
         give_block(m, e);
         offload_entry *forgotten = m->policy.ops->evict(&m->policy, e);
         if (forgotten != NULL)
             release_entry(m, forgotten);
     }
     if (n_victims > 0 && m->opts.on_removed != NULL)
-        m->opts.on_removed(m->opts.arg, m->keys, n_victims);
+        m->opts.on_removed(m->opts.arg, m->keys, m->ids, n_victims);
 }
 
 bool offload_manager_prepare_store(offload_store *out, offload_manager *m, const offload_key *keys,
@@ -284,8 +413,9 @@ bool offload_manager_prepare_store(offload_store *out, offload_manager *m, const
             continue;
         if (e == NULL)
             e = add_entry(m, &keys[i]);
-        e->medium_id = take_block(m);
+        set_block(m, e, take_block(m));
         e->ref_count = -1;
+        e->watch = 0;
         m->policy.ops->insert(&m->policy, e);
         m->stored[out->n_stored] = keys[i];
         m->stored_ids[out->n_stored++] = e->medium_id;
@@ -305,18 +435,17 @@ void offload_manager_complete_store(offload_manager *m, const offload_key *keys,
         offload_entry *e = find_block(m, &keys[i]);
         if (e == NULL || e->ref_count >= 0)
             continue;
-        if (ok) {
+        if (ok && !e->is_doomed) {
             e->ref_count = 0;
             m->n_evictable++;
-            m->keys[n_stored++] = e->key;
+            m->keys[n_stored] = e->key;
+            m->ids[n_stored++] = e->medium_id;
         } else {
-            give_block(m, e);
-            offload_policy_remove(&m->policy, e);
-            release_entry(m, e);
+            drop(m, e);
         }
     }
     if (n_stored > 0 && m->opts.on_stored != NULL)
-        m->opts.on_stored(m->opts.arg, m->keys, n_stored);
+        m->opts.on_stored(m->opts.arg, m->keys, m->ids, n_stored);
 }
 
 /* --- numbers ---------------------------------------------------------------------------------- */
@@ -324,6 +453,20 @@ void offload_manager_complete_store(offload_manager *m, const offload_key *keys,
 uint32_t offload_manager_generation(const offload_manager *m)
 {
     return m->generation;
+}
+
+int32_t offload_manager_list(offload_key *out, const void *arg, int32_t max_keys, int32_t *cursor)
+{
+    const offload_manager *m = arg;
+    int32_t end = PGD_MIN(*cursor + max_keys, m->n_entries);
+    int32_t n_keys = 0;
+    for (int32_t i = *cursor; i < end; i++) {
+        const offload_entry *e = &m->entries[i];
+        if (e->medium_id >= 0 && e->ref_count >= 0 && !e->is_doomed)
+            out[n_keys++] = m->entries[i].key;
+    }
+    *cursor = end < m->n_entries ? end : -1;
+    return n_keys;
 }
 
 int32_t offload_manager_capacity(const offload_manager *m)
@@ -339,6 +482,23 @@ int32_t offload_manager_n_blocks(const offload_manager *m)
 int32_t offload_manager_n_evictable(const offload_manager *m)
 {
     return m->n_evictable;
+}
+
+uint64_t offload_manager_n_evicted(const offload_manager *m)
+{
+    return m->n_evicted;
+}
+
+int32_t offload_manager_get_id(const offload_manager *m, const offload_key *key)
+{
+    const offload_entry *e = find_block(m, key);
+    return e != NULL ? e->medium_id : -1;
+}
+
+const offload_key *offload_manager_get_key(const offload_manager *m, int32_t medium_id)
+{
+    int32_t i = m->entry_of[medium_id];
+    return i != 0 ? &m->entries[i - 1].key : NULL;
 }
 
 const offload_policy *offload_manager_get_policy(const offload_manager *m)
@@ -357,6 +517,10 @@ void offload_manager_check(const offload_manager *m)
         PGD_ASSERTF(e->list_idx >= 0 && e->medium_id < m->n_fresh_blocks,
                     "block %d is in list %d, %d ids were given out", e->medium_id, e->list_idx,
                     m->n_fresh_blocks);
+        PGD_ASSERTF(e->medium_id < 0 || (m->entry_of[e->medium_id] == m->table[at] &&
+                                         !(e->is_doomed && e->ref_count == 0)),
+                    "block %d with %d references belongs to another, or is forgotten", e->medium_id,
+                    e->ref_count);
         n_found++;
         n_blocks += e->medium_id >= 0;
         n_evictable += e->medium_id >= 0 && e->ref_count == 0;

@@ -24,10 +24,15 @@ typedef enum offload_lookup {
 typedef struct offload_manager_opts {
     int32_t capacity; /* blocks of the medium */
     const offload_policy_ops *policy;
-    /* Both may be NULL. Blocks that have become loadable, and blocks that are gone; keys: [n],
-     * borrowed for the call. They must not call back. */
-    void (*on_stored)(void *arg, const offload_key *keys, int32_t n_keys);
-    void (*on_removed)(void *arg, const offload_key *keys, int32_t n_keys);
+    /* All may be NULL. Blocks that have become loadable, blocks that are gone (told before their
+     * medium blocks are given out again), a loadable one that somebody wants, and all are gone.
+     * keys, medium_ids: [n], borrowed for the call. They must not call back. */
+    void (*on_stored)(void *arg, const offload_key *keys, const int32_t *medium_ids,
+                      int32_t n_keys);
+    void (*on_removed)(void *arg, const offload_key *keys, const int32_t *medium_ids,
+                       int32_t n_keys);
+    void (*on_touched)(void *arg, int32_t medium_id);
+    void (*on_reset)(void *arg);
     void *arg;
 } offload_manager_opts;
 
@@ -35,12 +40,31 @@ typedef struct offload_manager_opts {
 PGD_MUST_USE pgd_err offload_manager_create(offload_manager **out,
                                             const offload_manager_opts *opts);
 void offload_manager_destroy(offload_manager *m);
+/* Takes up what the medium holds already, the least recent first; m must be empty. keys, medium_ids:
+ * [n_keys]; the ids are distinct. Of a key that is there twice only the later one is taken: the id
+ * of the other is set to -1. Nothing is told of it. */
+void offload_manager_restore(offload_manager *m, const offload_key *keys, int32_t *medium_ids,
+                             int32_t n_keys);
 
 /* No effect on recency (OF3). */
 offload_lookup offload_manager_lookup(const offload_manager *m, const offload_key *key);
 /* Somebody wants these, wherever they lie now, the device included. The first key ends up as the
  * most recent, so that tails of a prefix are evicted before its head (OF5). */
 void offload_manager_touch(offload_manager *m, const offload_key *keys, int32_t n_keys);
+
+/* They belong together in this order: the first becomes the most recent of its kind. Nobody wants
+ * them. */
+void offload_manager_refresh(offload_manager *m, const offload_key *keys, int32_t n_keys);
+/* Their content is not right: found no more from now on; blocks that transfers are at work on are
+ * given back when these complete. */
+void offload_manager_forget(offload_manager *m, const offload_key *keys, int32_t n_keys);
+
+/* An answer that counts on blocks: one stamp for all of them, and a mark on each. It holds until one
+ * of the blocks is gone, or shared with a load that has begun. Others may end it too. */
+uint64_t offload_manager_next_stamp(offload_manager *m);
+void offload_manager_watch(offload_manager *m, const offload_key *key, uint64_t stamp);
+void offload_manager_end_watch(offload_manager *m, const offload_key *key);
+bool offload_manager_is_intact(const offload_manager *m, uint64_t stamp);
 
 /* medium_ids: [n_keys], in key order; the blocks stay until complete_load. False and no change
  * unless all are loadable (OF4). */
@@ -74,9 +98,17 @@ void offload_manager_complete_store(offload_manager *m, const offload_key *keys,
 void offload_manager_reset(offload_manager *m);
 uint32_t offload_manager_generation(const offload_manager *m);
 
+/* Up to max_keys loadable keys, in no order: a kv_tier_list_fn for kv_events_set_tier. */
+int32_t offload_manager_list(offload_key *out, const void *m, int32_t max_keys, int32_t *cursor);
+
 int32_t offload_manager_capacity(const offload_manager *m);
 int32_t offload_manager_n_blocks(const offload_manager *m);    /* in use, being written included */
 int32_t offload_manager_n_evictable(const offload_manager *m); /* ready and not being read */
+uint64_t offload_manager_n_evicted(const offload_manager *m);
+/* Where the key's block is or is to be; -1 = nowhere. */
+int32_t offload_manager_get_id(const offload_manager *m, const offload_key *key);
+/* What the medium block holds, or is to hold; NULL if it is free. Borrow until the next call. */
+const offload_key *offload_manager_get_key(const offload_manager *m, int32_t medium_id);
 const offload_policy *offload_manager_get_policy(const offload_manager *m);
 /* Integrity of map, lists and numbers, O(capacity); aborts with the values on a fault. */
 void offload_manager_check(const offload_manager *m);

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "common/hash.h"
+
 const offload_policy_ops *offload_policy_find(const char *name)
 {
     const offload_policy_ops *const policies[] = {offload_policy_lru(), offload_policy_arc()};
@@ -11,6 +13,13 @@ const offload_policy_ops *offload_policy_find(const char *name)
             return policies[i];
     }
     return NULL;
+}
+
+uint64_t offload_key_tag(const offload_key *key)
+{
+    uint64_t word;
+    memcpy(&word, key->hash.bytes, sizeof word);
+    return word ^ hash_u64((uint64_t)key->group_id + 1);
 }
 
 void offload_policy_init(offload_policy *p, const offload_policy_ops *ops, int32_t capacity)

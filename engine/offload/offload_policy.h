@@ -25,6 +25,8 @@ typedef struct offload_entry {
     int32_t ref_count;   /* -1: being written; 0: ready; n: read by n loads */
     int32_t list_idx;    /* the policy's; -1 = in none */
     uint32_t protect_id; /* of the last call whose keys name it: not a victim of that call */
+    uint64_t watch;      /* stamp of the last answer that counts on it */
+    bool is_doomed;      /* forgotten, but still written or read */
 } offload_entry;
 
 typedef struct offload_policy offload_policy;
@@ -58,6 +60,9 @@ struct offload_policy {
 const offload_policy_ops *offload_policy_find(const char *name);
 const offload_policy_ops *offload_policy_lru(void);
 const offload_policy_ops *offload_policy_arc(void);
+
+/* What a key's block is marked with in its medium, and told from any other by. */
+uint64_t offload_key_tag(const offload_key *key);
 
 void offload_policy_init(offload_policy *p, const offload_policy_ops *ops, int32_t capacity);
 /* Takes the entry out of its list, if it is in one. */

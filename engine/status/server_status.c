@@ -70,7 +70,12 @@ static void read_version(server_status *s, http_client *client, const char *head
         status != 200)
         return;
     cJSON *root = parse_page(page);
+    const cJSON *events = json_get(root, "kv_events");
+    s->is_reached = true;
     copy_text(s->version, sizeof(s->version), json_string(json_get(root, "version")));
+    copy_text(s->kv_events_url, sizeof(s->kv_events_url), json_string(json_get(events, "url")));
+    copy_text(s->kv_events_topic, sizeof(s->kv_events_topic),
+              json_string(json_get(events, "topic")));
     cJSON_Delete(root);
 }
 
@@ -129,6 +134,44 @@ static void read_workers(server_status *s, const metrics_text *m)
     }
 }
 
+/* Of the samples with these labels; the last may be NULL. NAN without any. */
+static double look_up_tier(const metrics_text *m, const char *name, const char *tier,
+                           const char *direction)
+{
+    double sum = NAN;
+    char text[32];
+    for (const metrics_sample *s = metrics_text_next(m, NULL, name); s != NULL;
+         s = metrics_text_next(m, s, name)) {
+        if (!metrics_text_label(s, "tier", text, sizeof(text)) || strcmp(text, tier) != 0)
+            continue;
+        if (direction != NULL && (!metrics_text_label(s, "direction", text, sizeof(text)) ||
+                                  strcmp(text, direction) != 0))
+            continue;
+        sum = (isnan(sum) ? 0 : sum) + s->value;
+    }
+    return sum;
+}
+
+static void read_tiers(server_status *s, const metrics_text *m)
+{
+    static const char *const names[SERVER_STATUS_MAX_TIERS] = {"host", "disk"};
+    for (int i = 0; i < SERVER_STATUS_MAX_TIERS; i++) {
+        const char *name = names[i];
+        double size_bytes = look_up_tier(m, "paged_kv_offload_size_bytes", name, NULL);
+        if (isnan(size_bytes))
+            continue;
+        s->tiers[s->n_tiers++] = (tier_status){
+            .name = name,
+            .size_bytes = size_bytes,
+            .used_bytes = look_up_tier(m, "paged_kv_offload_used_bytes", name, NULL),
+            .n_hit_tokens = look_up_tier(m, "paged_kv_hit_tokens_total", name, NULL),
+            .n_stored_bytes = look_up_tier(m, "paged_kv_offload_bytes_total", name, "store"),
+            .n_loaded_bytes = look_up_tier(m, "paged_kv_offload_bytes_total", name, "load"),
+            .n_failed = look_up_tier(m, "paged_kv_offload_failures_total", name, NULL),
+        };
+    }
+}
+
 static void read_figures(server_status *s, const metrics_text *m)
 {
     double n_used = look_up(m, "kv_blocks_used", "");
@@ -153,6 +196,7 @@ static void read_figures(server_status *s, const metrics_text *m)
     s->itl = look_up_mean(m, "inter_token_latency_seconds");
     s->n_restarts = look_up(m, "worker_restarts_total", "");
     read_workers(s, m);
+    read_tiers(s, m);
 }
 
 static void read_metrics(server_status *s, http_client *client, const char *headers, strbuf *page)
@@ -173,6 +217,15 @@ static void read_metrics(server_status *s, http_client *client, const char *head
         copy_text(s->metrics_note, sizeof(s->metrics_note), pgd_why_text(&why, err));
     read_figures(s, &m);
     metrics_text_deinit(&m);
+}
+
+void server_status_read_version(server_status *out, http_client *client, const char *headers)
+{
+    strbuf page;
+    memset(out, 0, sizeof(*out));
+    strbuf_init(&page);
+    read_version(out, client, headers, &page);
+    strbuf_deinit(&page);
 }
 
 void server_status_read(server_status *out, http_client *client, const char *headers)

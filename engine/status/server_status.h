@@ -17,6 +17,17 @@ typedef struct worker_status {
     char device_name[128];
 } worker_status;
 
+#define SERVER_STATUS_MAX_TIERS 2
+
+/* A tier behind the KV cache. */
+typedef struct tier_status {
+    const char *name; /* static */
+    double size_bytes, used_bytes;
+    double n_hit_tokens;
+    double n_stored_bytes, n_loaded_bytes; /* since the server's start */
+    double n_failed;                       /* blocks, both ways */
+} tier_status;
+
 /* A counter pair of a histogram. */
 typedef struct status_mean {
     double sum;
@@ -32,6 +43,8 @@ typedef struct server_status {
     char metrics_note[300]; /* why there are no figures, "" = there are */
     double progress;        /* of loading, 0 to 1 */
     char version[64];
+    char kv_events_url[256]; /* "" = it publishes none */
+    char kv_events_topic[256];
     char model[300];
     double max_model_len;
     double uptime_s;
@@ -45,8 +58,12 @@ typedef struct server_status {
     double n_restarts;
     worker_status workers[SERVER_STATUS_MAX_WORKERS]; /* [n_workers] */
     int n_workers;
+    tier_status tiers[SERVER_STATUS_MAX_TIERS]; /* [n_tiers] */
+    int n_tiers;
 } server_status;
 
+/* Of all that, the version and where KV events are published. */
+void server_status_read_version(server_status *out, http_client *client, const char *headers);
 /* Asks; waits for the answers by running the loop. headers: request lines, or "". */
 void server_status_read(server_status *out, http_client *client, const char *headers);
 

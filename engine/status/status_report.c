@@ -2,6 +2,7 @@
 #include "engine/status/status_report.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Per second, or NAN. */
@@ -98,6 +99,46 @@ static void add_head(strbuf *out, const server_status *s, const char *url)
         strbuf_appendf(out, "  no figures: %s\n", s->metrics_note);
 }
 
+/* The same tier of the state before: figures of a server that had none are no base for rates. */
+static tier_status tier_before(const server_status *before, const tier_status *now)
+{
+    for (int i = 0; i < before->n_tiers; i++) {
+        if (strcmp(before->tiers[i].name, now->name) == 0)
+            return before->tiers[i];
+    }
+    return (tier_status){now->name, NAN, NAN, NAN, NAN, NAN, NAN};
+}
+
+static double recent_tier_share(const server_status *now, const server_status *before,
+                                const tier_status *tier, const tier_status *was)
+{
+    return share(tier->n_hit_tokens - was->n_hit_tokens,
+                 now->n_prefix_queries - before->n_prefix_queries);
+}
+
+static void add_tiers(strbuf *out, const server_status *now, const server_status *before)
+{
+    for (int i = 0; i < now->n_tiers; i++) {
+        const tier_status *t = &now->tiers[i], was = tier_before(before, t);
+        const char *comma;
+        char head[16];
+        snprintf(head, sizeof(head), "%s tier", t->name);
+        size_t at = begin_line(out, head, &comma);
+        add_real(out, &comma, "", share(t->used_bytes, t->size_bytes) * 100, " % used");
+        add_real(out, &comma, "", t->size_bytes / 1e6, " MB");
+        add_real(out, &comma, "", share(t->n_hit_tokens, now->n_prefix_queries) * 100,
+                 " % of the prompt tokens found");
+        add_real(out, &comma, "lately ", recent_tier_share(now, before, t, &was) * 100, " %");
+        add_real(out, &comma, "stores ",
+                 rate(t->n_stored_bytes, was.n_stored_bytes, now, before) / 1e6, " MB/s");
+        add_real(out, &comma, "loads ",
+                 rate(t->n_loaded_bytes, was.n_loaded_bytes, now, before) / 1e6, " MB/s");
+        if (t->n_failed > 0)
+            add_count(out, &comma, t->n_failed, "blocks failed");
+        end_line(out, at, comma);
+    }
+}
+
 static void add_workers(strbuf *out, const server_status *s)
 {
     const char *comma;
@@ -141,6 +182,7 @@ void status_report_text(strbuf *out, const server_status *now, const server_stat
              " % of the prompt tokens found");
     add_real(out, &comma, "lately ", recent_share(now, before) * 100, " %");
     end_line(out, at, comma);
+    add_tiers(out, now, before);
     at = begin_line(out, "latency", &comma);
     add_real(out, &comma, "first token ", mean_ms(&now->ttft, &before->ttft), " ms");
     add_real(out, &comma, "between tokens ", mean_ms(&now->itl, &before->itl), " ms");
@@ -166,6 +208,25 @@ static void json_text(strbuf *out, const char *name, const char *text)
         strbuf_append_json(out, text, strlen(text));
     else
         strbuf_append_str(out, "null");
+}
+
+static void json_tiers(strbuf *out, const server_status *now, const server_status *before)
+{
+    strbuf_append_str(out, ",\"tiers\":[");
+    for (int i = 0; i < now->n_tiers; i++) {
+        const tier_status *t = &now->tiers[i], was = tier_before(before, t);
+        strbuf_append_str(out, i > 0 ? ",{" : "{");
+        json_text(out, "tier", t->name);
+        json_number(out, "size_bytes", t->size_bytes);
+        json_number(out, "used_bytes", t->used_bytes);
+        json_number(out, "hit_rate", share(t->n_hit_tokens, now->n_prefix_queries));
+        json_number(out, "hit_rate_lately", recent_tier_share(now, before, t, &was));
+        json_number(out, "store_bytes_s", rate(t->n_stored_bytes, was.n_stored_bytes, now, before));
+        json_number(out, "load_bytes_s", rate(t->n_loaded_bytes, was.n_loaded_bytes, now, before));
+        json_number(out, "failed_blocks", t->n_failed);
+        strbuf_append_char(out, '}');
+    }
+    strbuf_append_char(out, ']');
 }
 
 static void json_workers(strbuf *out, const server_status *s)
@@ -226,6 +287,7 @@ void status_report_json(strbuf *out, const server_status *now, const server_stat
     };
     for (size_t i = 0; i < PGD_ARRAY_LEN(numbers); i++)
         json_number(out, numbers[i].name, numbers[i].value);
+    json_tiers(out, now, before);
     json_workers(out, now);
     strbuf_append_char(out, '}');
 }

@@ -95,7 +95,7 @@ def test_b007_numbers_that_are_not_finite(tiny, field):
 
 FIELDS = ["model", "prompt", "suffix", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "best_of", "echo", "stop",
           "stop_token_ids", "include_stop_str_in_output", "logit_bias", "logprobs", "stream", "stream_options", "ignore_eos", "min_tokens",
-          "presence_penalty", "frequency_penalty", "repetition_penalty", "cache_salt", "priority", "return_token_ids",
+          "presence_penalty", "frequency_penalty", "repetition_penalty", "cache_salt", "priority", "return_token_ids", "return_cached_tokens_details",
           "skip_special_tokens", "response_format", "prompt_logprobs", "logprob_token_ids", "allowed_token_ids", "bad_words",
           "structured_outputs", "truncate_prompt_tokens", "user", "add_special_tokens", "spaces_between_special_tokens"]
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from conftest import BUILD, IS_SANITIZED, SLOW
+from conftest import BUILD, IS_SANITIZED, SLOW, wait_until
 
 CHAOS_WORKER = BUILD / "tests" / "e2e" / "chaos_worker"
 FULL = os.environ.get("PAGED_CHAOS_FULL") == "1"
@@ -158,6 +158,7 @@ def test_trouble_when_idle(daemons, tmp_path, want, action):
     point = {"kill": "after-ping", "exit0": "before-pong", "stop": "after-pong", "hang": "before-pong"}[action]
     c = Chaos(daemons, tmp_path, f"1:{action}@{point}")
     c.daemon.wait_log("restart 1")
+    wait_until(c.restarts)  # the log is ahead of what the daemon tells
     c.daemon.wait_ready_again()
     expected = {"kill": "signal", "exit0": "exit", "hang": "stall"}.get(action)
     assert expected is None or c.restarts() == {expected: 1}

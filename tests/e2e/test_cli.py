@@ -133,6 +133,26 @@ def test_bench_json_is_json(tmp_path):
     assert status == 0 and json.loads(out)["model"] == 'a"b\\c', err
 
 
+def test_bench_offload_compares_tiers(tmp_path):
+    flags = ("bench", "offload", "--model", "{tiny}", "--device", "sim", "--sim-step-us", "200", "--sim-token-us", "100", "--conversations", "12",
+             "--concurrency", "1", "--pool-share", "10", "--prefix-len", "200", "--turn-len", "9", "--output-len", "5", "--pairs", "2", "--json")
+    disk = ("--kv-offload-memory", "2M", "--kv-offload-dir", str(tmp_path), "--kv-offload-disk", "100M")
+    (tmp_path / "other").write_text("left alone")
+    status, out, err = paged(*flags, *disk, within=60)
+    assert status == 0, err
+    report = json.loads(out)
+    assert [row["tier"] for row in report["tiers"]] == ["none", "host", "disk"]
+    none, host, disk = report["tiers"]
+    assert report["all_tokens"] == 12 * (200 + 2 * 14 + 5) and report["all_tokens"] / report["pool_tokens"] > 9
+    assert none["ttft_ratio"] == none["throughput_ratio"] == 1 and none["hit_share"] == {"device": 0, "host": 0, "disk": 0}
+    assert host["hit_share"]["host"] > 0.8 and host["hit_share"]["device"] == 0 and host["ttft_ratio"] < 0.5 and host["throughput_ratio"] > 1.2
+    assert disk["hit_share"]["disk"] > 0.3 and disk["ttft_ratio"] < 1
+    assert report["no_hits"]["pairs"] == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["other"]
+    status, _, err = paged(*flags, "--concurrency", "2")
+    assert status == USAGE and "expected at least" in err and "--concurrency" in err
+
+
 def test_bench_sched_prints_one_array():
     status, out, err = paged("bench", "sched", "--running", "40", "--pool-blocks", "0,20000", "--groups", "1,3", "--hit-rate", "0,1",
                              "--steps", "4", "--json", within=30)

@@ -118,6 +118,10 @@ def test_cached_tokens_are_told(tiny):
     prompt = list(range(300, 364))
     assert tiny.complete(prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert tiny.complete(prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
+    details = tiny.complete(prompt, max_tokens=1, return_cached_tokens_details=True)["usage"]["prompt_tokens_details"]
+    assert details == {"cached_tokens": 48, "cached_tokens_details": {"device": 48, "host": 0, "storage": 0}}
+    chunks = list(tiny.stream(prompt, max_tokens=1, return_cached_tokens_details=True, stream_options={"include_usage": True}))
+    assert chunks[-1]["usage"]["prompt_tokens_details"] == details
     salted = tiny.complete(prompt, max_tokens=1, cache_salt="tenant")
     assert salted["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 

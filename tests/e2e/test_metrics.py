@@ -310,6 +310,29 @@ def test_http_series(daemons):
     assert v["paged_http_request_size_bytes_total"] > 100 and v["paged_http_response_size_bytes_total"] > 5000
 
 
+def test_tiers_have_their_series(used, daemons, tmp_path):
+    assert not [name for name in parse(page(used)) if "offload" in name or "external" in name or "hit_tokens" in name]
+    for flags, tiers in ((TIERS, ["host"]), ((*TIERS, "--kv-offload-dir", tmp_path / "kv", "--kv-offload-disk", "16M"), ["host", "disk"])):
+        d = daemons("--device", "sim", *flags)
+        prompt = list(range(1000, 1100))
+        before = values(d)
+        d.complete(prompt, max_tokens=1)
+        d.complete(prompt, max_tokens=1)
+        d.idle()
+        v = values(d)
+        for name in ("size_bytes", "used_bytes", "evictions_total"):
+            assert [k for k in v if f"kv_offload_{name}" in k] == [f"paged_kv_offload_{name}{{tier={t}}}" for t in tiers]
+        for name in ("bytes_total", "seconds_total", "failures_total", "queued_blocks"):
+            assert [k for k in v if f"kv_offload_{name}" in k] == [f"paged_kv_offload_{name}{{direction={way},tier={t}}}"
+                                                                   for t in tiers for way in ("store", "load")]
+        hits = {k[len("paged_kv_hit_tokens_total"):]: v[k] - before[k] for k in v if k.startswith("paged_kv_hit_tokens_total")}
+        assert hits == {"{tier=device}": 96, **{f"{{tier={t}}}": 0 for t in tiers}}
+        assert v["vllm:external_prefix_cache_hits_total"] == v["paged_external_prefix_cache_hits_total"] == 0
+        assert v["paged_prompt_tokens_by_source_total{source=external}"] == 0
+        text = page(d)
+        assert shutil.which("promtool") is None or not [f for f in promtool(text)[1] if "vllm:" not in f]
+
+
 def dashboard_expressions():
     board = json.loads((ROOT / "config" / "grafana-dashboard.json").read_text())
     panels = [p for panel in board["panels"] for p in [panel, *panel.get("panels", [])]]
@@ -319,11 +342,17 @@ def dashboard_expressions():
     return board, panels, exprs + variables
 
 
-def test_dashboard_uses_only_series_that_exist(used):
+TIERS = ("--kv-offload-memory", "16M")
+
+
+def test_dashboard_uses_only_series_that_exist(used, daemons):
     board, panels, expressions = dashboard_expressions()
-    names = {name for name, _ in flatten(parse(page(used)))}
-    labels = {label for _, pairs in flatten(parse(page(used))) for label, _ in pairs}
-    words = {"sum", "by", "rate", "increase", "histogram_quantile", "label_values", "max", "clamp_min", "and", "or", "on", "without", "time", "avg",
+    with_tiers = daemons("--device", "sim", *TIERS)
+    with_tiers.complete("a", max_tokens=1)
+    series = {**flatten(parse(page(used))), **flatten(parse(page(with_tiers)))}
+    names = {name for name, _ in series}
+    labels = {label for _, pairs in series for label, _ in pairs}
+    words = {"group_left", "sum", "by", "rate", "increase", "histogram_quantile", "label_values", "max", "clamp_min", "and", "or", "on", "without", "time", "avg",
              "changes", "topk"}
     assert len(expressions) > 20
     for title, expr in expressions:

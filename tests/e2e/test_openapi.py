@@ -92,6 +92,7 @@ GOOD = [
     ("POST", "/v1/completions", {"prompt": ["a", "b"], "max_tokens": 3, "n": 2, "temperature": 1, "logprobs": 2, "return_token_ids": True}),
     ("POST", "/v1/completions", {"prompt": [[5, 6], [7]], "max_tokens": 2, "stop": ["e", "x"], "stop_token_ids": [3], "logit_bias": {"5": -100, "0": 3}}),
     ("POST", "/v1/completions", {"prompt": [5, 6], "max_tokens": 2, "stop": "e", "user": "u", "cache_salt": "s", "priority": 0, "seed": -1}),
+    ("POST", "/v1/completions", {"prompt": "a b c", "max_tokens": 2, "return_cached_tokens_details": True}),
     ("POST", "/v1/completions", {"prompt": "a b c", "max_tokens": 0, "echo": True, "logprobs": 1, "user": 3}),
     ("POST", "/v1/completions", {"prompt": "a b c", "max_tokens": 2, "best_of": 3, "temperature": 1, "logprobs": 1}),
     ("POST", "/v1/completions", {"prompt": "a", "max_tokens": None, "n": None, "stop": None, "stream": None, "stream_options": None, "seed": None}),

@@ -169,6 +169,25 @@ def test_another_server(pages):
     assert r["healthy"] and r["state"] == "ok" and r["version"] == "9.9" and r["model"] == "other"
     assert (r["requests_running"], r["kv_usage"], r["ttft_ms"], r["output_tok_s"]) == (5, 0.25, 500, 0)
     assert r["requests_waiting"] is None and r["itl_ms"] is None and r["workers"] == [] and r["worker_restarts"] is None
+    assert r["tiers"] == []
+
+
+def test_tiers(pages):
+    metrics = ["paged_prefix_cache_queries_total 1000"]
+    for tier, size, used, hits, stored, loaded in (("host", 4e6, 1e6, 250, 5e6, 7e6), ("disk", 8e6, 2e6, 100, 3e6, 2e6)):
+        metrics += [f'paged_kv_offload_size_bytes{{tier="{tier}"}} {size}', f'paged_kv_offload_used_bytes{{tier="{tier}"}} {used}',
+                    f'paged_kv_hit_tokens_total{{tier="{tier}"}} {hits}',
+                    f'paged_kv_offload_bytes_total{{tier="{tier}",direction="store"}} {stored}',
+                    f'paged_kv_offload_bytes_total{{tier="{tier}",direction="load"}} {loaded}',
+                    f'paged_kv_offload_failures_total{{tier="{tier}",direction="load"}} 1',
+                    f'paged_kv_offload_failures_total{{tier="{tier}",direction="store"}} 2']
+    s = pages({"/health": status_line(200), "/metrics": status_line(200, "\n".join(metrics).encode() + b"\n")})
+    host, disk = status("--url", s.url)["tiers"]
+    assert host == {"tier": "host", "size_bytes": 4e6, "used_bytes": 1e6, "hit_rate": 0.25, "hit_rate_lately": None, "store_bytes_s": 0,
+                    "load_bytes_s": 0, "failed_blocks": 3}
+    assert disk["tier"] == "disk" and disk["size_bytes"] == 8e6 and disk["hit_rate"] == 0.1
+    done = subprocess.run([str(PAGED), "status", "--url", s.url, "--once", "--interval", "0.1"], capture_output=True, text=True, timeout=20 * SLOW)
+    assert "host tier  25.0 % used, 4.0 MB, 25.0 % of the prompt tokens found, stores 0.0 MB/s, loads 0.0 MB/s, 3 blocks failed\n" in done.stdout
 
 
 @pytest.mark.parametrize("health,expect,state", [

@@ -268,8 +268,9 @@ const kv_residency *core_loop_get_residency(const core_loop *c)
     return NULL;
 }
 
-bool core_loop_reset_prefix_cache(core_loop *c)
+bool core_loop_reset_prefix_cache(core_loop *c, bool with_tiers)
 {
+    (void)with_tiers;
     bool was_asked = c->reset_asked;
     c->reset_asked = true;
     return !was_asked;
@@ -359,7 +360,7 @@ static void send_request(uint8_t route, unsigned behaviour, const uint8_t *body,
 {
     static const char *const routes[] = {
         "POST /v1/completions", "POST /v1/completions", "POST /tokenize",
-        "POST /detokenize",     "GET /metrics",         "POST /reset_prefix_cache",
+        "POST /detokenize",     "GET /metrics",         "POST /reset_prefix_cache?reset_external=1",
         "GET /health",          "GET /v1/models",       "GET /v1/models/m",
         "GET /version",         "GET /openapi.json"};
     char head[256];

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include "common/model/dtype.h"
 #include "engine/kv/kv_groups.h"
 #include "proto/control.h"
+#include "proto/kv_region.h"
 #include "proto/scheduler_output.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/unit/model_builder.h"
@@ -35,6 +37,8 @@
 #define MAX_BLOCKS   (MAX_LEN / BLOCK_SIZE + 2)
 #define MAX_FRAMES   40
 #define MAX_GONE     3
+#define N_MEDIUM     8 /* blocks of the offload tier */
+#define MAX_JOBS     3 /* of a step */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 int LLVMFuzzerInitialize(int *argc, char ***argv);
@@ -55,6 +59,12 @@ struct engine_link {
     int n_frames;
     uint64_t step_id;
     bool step_is_out;
+    bool has_tier;
+    uint64_t n_jobs;       /* named so far */
+    pthread_mutex_t mutex; /* over what transfers_done changes */
+    pthread_cond_t ended;
+    int32_t n_sent;    /* loads and stores of the step that is out */
+    int32_t n_pending; /* jobs that the worker has taken, as far as can be told */
     bool told_error;
     bool sent_shutdown;
     attach_terms terms;
@@ -74,9 +84,14 @@ struct engine_link {
     uint64_t finished[MAX_GONE];
     uint64_t preempted[MAX_GONE];
     block_id to_zero[3];
+    kv_transfer_msg transfers[MAX_JOBS + 1];
+    block_id device_blocks[MAX_JOBS][3];
+    int32_t medium_blocks[MAX_JOBS][3];
+    uint64_t tags[MAX_JOBS][3];
 };
 
 static char model_path[64];
+static int region_fd;
 
 /* --- the model -------------------------------------------------------------------------------- */
 
@@ -164,6 +179,23 @@ static void *build_load(engine_link *l, size_t *n_bytes)
     return encode(l, n_bytes, WIRE_LOAD, &control_load_record, &m);
 }
 
+/* Blocks with tags 0 to 3, sealed and not; seldom a region of another shape. */
+static void add_tier(const engine_link *l, kv_config_msg *m, uint8_t odd)
+{
+    static const uint8_t fingerprint[KV_REGION_FINGERPRINT_BYTES];
+    kv_region region;
+    kv_region_shape shape = {N_MEDIUM, 1, kv_layout_block_bytes(&l->layout)};
+    if (kv_region_format(&region, region_fd, &shape, fingerprint, NULL) != PGD_OK)
+        abort();
+    for (int32_t i = 0; i < N_MEDIUM / 2; i++)
+        kv_region_seal(&region, i, 0, (uint64_t)i % 4, kv_region_get_shard(&region, i, 0));
+    kv_region_unmap(&region);
+    m->offload_blocks = N_MEDIUM + (odd == 239);
+    m->offload_n_ranks = 1;
+    (void)snprintf(m->offload_path, sizeof(m->offload_path), "/proc/self/fd/%d",
+                   odd == 235 ? 9999 : region_fd);
+}
+
 static void *build_kv_config(engine_link *l, size_t *n_bytes)
 {
     fuzz_input *in = &l->in;
@@ -185,6 +217,9 @@ static void *build_kv_config(engine_link *l, size_t *n_bytes)
         k->n_groups = 1 + k->n_groups % PGD_MAX_KV_GROUPS;
     if (odd == 252 && k->n_layers > 0)
         k->n_layers--;
+    l->has_tier = odd < 240 && odd % 4 == 3 && l->layout.n_slots > 0;
+    if (l->has_tier)
+        add_tier(l, &m, odd);
     return encode(l, n_bytes, WIRE_KV_CONFIG, &control_kv_config_record, &m);
 }
 
@@ -298,6 +333,31 @@ static int32_t schedule_cached(engine_link *l, scheduler_output *out, int32_t id
     return m->n_scheduled_tokens;
 }
 
+static void fill_transfers(engine_link *l, scheduler_output *out)
+{
+    fuzz_input *in = &l->in;
+    int32_t n = fuzz_below(in, MAX_JOBS + 1);
+    out->transfers = l->transfers;
+    for (int32_t i = 0; i < n; i++) {
+        uint8_t kind = fuzz_u8(in);
+        kv_transfer_msg *m = &l->transfers[out->n_transfers++];
+        *m = (kv_transfer_msg){.job_id = ++l->n_jobs,
+                               .kind = (kv_transfer_kind)(KV_TRANSFER_LOAD + kind % 3),
+                               .device_blocks = l->device_blocks[i],
+                               .medium_blocks = l->medium_blocks[i],
+                               .tags = l->tags[i]};
+        if (m->kind == KV_TRANSFER_FLUSH || kind >= 240) /* or an id that may be in use */
+            m->job_id -= (uint64_t)(kind / 3 % 4);
+        m->n_blocks = m->kind == KV_TRANSFER_FLUSH ? 0 : 1 + kind / 4 % 3;
+        for (int32_t k = 0; k < m->n_blocks; k++) {
+            uint8_t b = fuzz_u8(in);
+            l->device_blocks[i][k] = b < 240 ? 1 + (b + k) % (N_BLOCKS - 1) : fuzz_bend(in, b, 1);
+            l->medium_blocks[i][k] = fuzz_bend(in, b >= 232 && b < 240 ? 254 : 0, b % N_MEDIUM);
+            l->tags[i][k] = b / 8 % 4;
+        }
+    }
+}
+
 static void *build_step(engine_link *l, size_t *n_bytes)
 {
     fuzz_input *in = &l->in;
@@ -330,6 +390,8 @@ static void *build_step(engine_link *l, size_t *n_bytes)
     }
     for (int32_t i = 0; i < (kind >> 4) % 4; i++)
         l->to_zero[out.n_blocks_to_zero++] = fuzz_bend(in, fuzz_u8(in), 1 + i);
+    if (l->has_tier)
+        fill_transfers(l, &out);
     uint8_t odd = kind >= 240 ? fuzz_u8(in) : 0;
     out.total_scheduled_tokens = fuzz_bend(in, odd, (int32_t)PGD_MAX(PGD_MIN(total, 100000), 0));
     l->step_is_out = true;
@@ -397,6 +459,20 @@ pgd_err engine_link_recv_within(engine_link *l, engine_frame *out, int timeout_m
     return PGD_OK;
 }
 
+/* Loads and stores of the step as the worker will read it. */
+static int32_t count_sent(const engine_link *l, const void *frame, size_t n_bytes)
+{
+    static uint64_t room[1 << 15];
+    wire_scratch scratch = {.data = (uint8_t *)room, .cap_bytes = sizeof(room)};
+    scheduler_output out;
+    int32_t n = 0;
+    if (scheduler_output_decode(&out, &scratch, frame, n_bytes, &l->limits, NULL) != PGD_OK)
+        return 0;
+    for (int32_t i = 0; i < out.n_transfers; i++)
+        n += out.transfers[i].kind != KV_TRANSFER_FLUSH;
+    return n;
+}
+
 /* Frame 0 is load, frame 1 the KV configuration, then steps come; now and then something else, or a
  * frame with damaged bytes. */
 static void *next_frame(engine_link *l, size_t *n_bytes)
@@ -423,6 +499,8 @@ static void *next_frame(engine_link *l, size_t *n_bytes)
     /* Damaged sizes could ask for gigabytes, or for a minute's sleep per step. */
     for (int i = 0; kind >= 240 && kind < 252 && n > 1 && i <= kind - 240; i++)
         ((uint8_t *)frame)[fuzz_u32(in) % *n_bytes] ^= fuzz_u8(in);
+    if (n > 1 && l->has_tier)
+        l->n_sent = count_sent(l, frame, *n_bytes);
     return frame;
 }
 
@@ -440,7 +518,18 @@ pgd_err engine_link_recv(engine_link *l, engine_frame *out, pgd_why *why)
         if (h.worker_epoch == EPOCH)
             return PGD_OK;
         l->step_is_out = false; /* dropped */
+        l->n_sent = 0;
     }
+}
+
+/* Transfers of the step that is answered have been taken up. Mostly the engine hears of their end
+ * before it goes on, so that an input does the same in every run. */
+static void count_transfers(engine_link *l)
+{
+    l->n_pending += l->n_sent;
+    l->n_sent = 0;
+    while (l->n_pending > 0 && l->step_id % 8 != 7)
+        pthread_cond_wait(&l->ended, &l->mutex);
 }
 
 /* The tokens that the result brings are the engine's knowledge from now on. */
@@ -452,6 +541,9 @@ static void take_result(engine_link *l, const void *frame, size_t n_bytes)
                 "%s", why.text);
     PGD_ASSERT(l->step_is_out);
     l->step_is_out = false;
+    pthread_mutex_lock(&l->mutex);
+    count_transfers(l);
+    pthread_mutex_unlock(&l->mutex);
     for (int32_t i = 0; i < N_REQUESTS; i++)
         l->requests[i].n_computed += l->requests[i].n_scheduled;
     for (int32_t i = 0; i < r.n_results; i++) {
@@ -461,7 +553,6 @@ static void take_result(engine_link *l, const void *frame, size_t n_bytes)
     }
 }
 
-/* What the worker sends must be what an engine accepts. */
 /* What the engine would answer. */
 static void take_layers(engine_link *l, const load_done_msg *m)
 {
@@ -474,6 +565,21 @@ static void take_layers(engine_link *l, const load_done_msg *m)
     kv_layout_fill_limits(&l->limits, &l->layout);
 }
 
+static void take_done(engine_link *l, const void *frame, size_t n_bytes)
+{
+    transfers_done_msg m;
+    pgd_why why = {{0}};
+    PGD_ASSERTF(control_decode_transfers_done(&m, frame, n_bytes, &why) == PGD_OK, "%s", why.text);
+    pthread_mutex_lock(&l->mutex);
+    for (int32_t i = 0; i < m.n_done; i++)
+        PGD_ASSERT(m.done[i].n_good <= 3);
+    l->n_pending -= m.n_done;
+    pthread_cond_signal(&l->ended);
+    pthread_mutex_unlock(&l->mutex);
+}
+
+/* What the worker sends must be what an engine accepts. From its main thread, but for
+ * transfers_done. */
 pgd_err engine_link_send(engine_link *l, wire_type type, const wire_record *rec, const void *msg,
                          bool wait)
 {
@@ -484,7 +590,9 @@ pgd_err engine_link_send(engine_link *l, wire_type type, const wire_record *rec,
         abort();
     wire_encode(frame, n_bytes, type, EPOCH, rec, msg);
     (void)wait;
-    if (type == WIRE_RESULT) {
+    if (type == WIRE_TRANSFERS_DONE) {
+        take_done(l, frame, n_bytes);
+    } else if (type == WIRE_RESULT) {
         take_result(l, frame, n_bytes);
     } else if (type == WIRE_CHALLENGE) {
         challenge_msg m;
@@ -523,6 +631,9 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     (void)argv;
     fuzz_quiet();
     make_model();
+    region_fd = memfd_create("fuzz_region", MFD_CLOEXEC);
+    if (region_fd < 0)
+        abort();
     return setenv("PGD_CPU_ISA", "ref", 1);
 }
 
@@ -535,6 +646,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     pgd_why why = {{0}};
     step_runner *runner;
     memset(&l, 0, sizeof(l));
+    pthread_mutex_init(&l.mutex, NULL);
+    pthread_cond_init(&l.ended, NULL);
     l.in = (fuzz_input){data, n_bytes, 0};
     l.scratch = (wire_scratch){.data = (uint8_t *)room, .cap_bytes = sizeof(room)};
     l.limits = (wire_limits){.max_num_seqs = MAX_SEQS,
@@ -559,6 +672,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     PGD_ASSERT(err != PGD_OK || l.sent_shutdown);
     PGD_ASSERT(err == PGD_OK || err == PGD_ECLOSED || why.text[0] != '\0' || l.told_error);
     runner->vtbl->destroy(runner);
+    pthread_cond_destroy(&l.ended);
+    pthread_mutex_destroy(&l.mutex);
     free(l.frame);
     return 0;
 }

@@ -411,6 +411,15 @@ static pgd_err on_result(void *arg, const step_result *result, pgd_why *why)
     return err == PGD_OK ? PGD_OK : pgd_fail(why, err, "does not fit");
 }
 
+/* Job ids below 64 are taken for known. */
+static pgd_err on_transfers(void *arg, int32_t rank, const kv_transfer_done *done, int32_t n_done,
+                            pgd_why *why)
+{
+    (void)arg;
+    PGD_ASSERT(rank == 0 && n_done >= 1 && n_done <= CONTROL_MAX_DONE && r.sched != NULL);
+    return done[0].job_id < 64 ? PGD_OK : pgd_fail(why, PGD_EPROTO, "unknown transfer");
+}
+
 static poison_verdict on_lost(void *arg, const char *why)
 {
     (void)arg;
@@ -539,6 +548,7 @@ static frame build_other(uint8_t kind)
     load_progress_msg progress = {.done_bytes = kind, .total_bytes = 100};
     error_msg error = {.err = (int32_t)kind - 100, .is_fatal = kind % 3, .text = "told"};
     kv_ready_msg ready = {.kv_bytes = 1};
+    transfers_done_msg done = {.n_done = 1 + kind % 3, .done = {{.job_id = kind}}};
     switch (kind % 8) {
     case 0:
         return encode(WIRE_PONG, &control_heartbeat_record, &beat);
@@ -550,6 +560,8 @@ static frame build_other(uint8_t kind)
         return encode(WIRE_KV_READY, &control_kv_ready_record, &ready);
     case 4:
         return encode(WIRE_SHUTDOWN, NULL, NULL);
+    case 5:
+        return encode(WIRE_TRANSFERS_DONE, &control_transfers_done_record, &done);
     default:
         return encode(WIRE_HEARTBEAT, &control_heartbeat_record, &beat);
     }
@@ -677,6 +689,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
                              .on_ready = on_ready,
                              .can_take_result = can_take_result,
                              .on_result = on_result,
+                             .on_transfers = on_transfers,
                              .on_lost = on_lost,
                              .on_failed = on_failed};
     if (block_hasher_create(&r.hasher, seed) != PGD_OK ||

@@ -188,7 +188,7 @@ for name, (head, data) in REQUESTS.items():
 
 # --- messages -----------------------------------------------------------------------------------------------
 
-for kind in range(1, 14):
+for kind in range(1, 17):
     put("wire", f"type-{kind}", struct.pack("<IHHIIQ", 0x57444750, 1, kind, 1, 0, 24) + bytes(200))
 new = bytes([0, 0, 7, 0, 1])  # a step of one request; what it is made of is in fuzz_worker.c
 put("worker", "sim", bytes([1, 0, 0, 0, 0, 0]) + (new + bytes(4)) * 4 + bytes([254]))
@@ -235,3 +235,10 @@ out.mkdir(exist_ok=True)
 for target, files in DICTS.items():
     (out / f"{target}.dict").write_text("".join(f'"{w}"\n' for w in words(*files)))
 (out / "http.dict").write_text("".join(f'"{w}"\n' for w in HTTP_WORDS))
+
+# --- files of the disk tier: a name, a header, changes to a right one ----------------------------------------
+
+put("disk_block", "name", b"\0" + b"0102030405060708-" + b"0123456789abcdef" * 4 + b"-00000003")
+put("disk_block", "header", b"\x40PAGEDKVB" + struct.pack("<IIQ", 1, 1, 4000) + bytes([1, 2, 3]))
+put("disk_block", "same", b"\x80")
+put("disk_block", "changed", b"\x81" + bytes([8, 0, 1]))

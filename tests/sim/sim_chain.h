@@ -15,6 +15,9 @@
 #define SIM_VOCAB 40
 #define SIM_EOS   1
 
+/* Contents that are not a number. */
+#define SIM_NOT_FINITE UINT64_MAX
+
 /* History of the empty prompt. */
 static inline uint64_t sim_chain_start(int32_t salt)
 {

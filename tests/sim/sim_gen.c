@@ -7,6 +7,7 @@
 #include "common/hash.h"
 #include "engine/core/scheduler.h"
 #include "tests/sim/sim_oracle.h"
+#include "tests/sim/sim_tier.h"
 
 #define N_TURNS     400
 #define N_DOCUMENTS 4
@@ -25,8 +26,15 @@ typedef enum model {
 static const char *const model_names[N_MODELS] = {
     "unitary", "sliding", "full+sliding", "full+two-sliding", "full+chunked", "mixed", "cross"};
 
+/* The first configurations have a scripted tier at times, those behind them the offload tiers. */
+#define N_PLAIN   (N_MODELS * 16)
+#define N_OFFLOAD (N_MODELS * 8)
+
 typedef struct shape {
     model model;
+    bool is_offload;
+    bool uses_arc;
+    bool has_disk;
     bool has_cache;
     bool has_drafts;
     bool has_priority;
@@ -34,6 +42,7 @@ typedef struct shape {
 } shape;
 
 static uint64_t rng_state;
+static bool is_overload;
 
 static int32_t rnd(int32_t n)
 {
@@ -48,11 +57,24 @@ static bool chance(int32_t percent)
 
 int32_t sim_gen_n_configs(void)
 {
-    return N_MODELS * 16;
+    return N_PLAIN + N_OFFLOAD;
+}
+
+int32_t sim_gen_first_offload(void)
+{
+    return N_PLAIN;
 }
 
 static shape shape_of(int32_t config_idx)
 {
+    int32_t k = config_idx - N_PLAIN;
+    if (k >= 0)
+        return (shape){.model = (model)(k / 8),
+                       .is_offload = true,
+                       .has_cache = true,
+                       .uses_arc = (k & 1) != 0,
+                       .has_disk = (k & 2) != 0,
+                       .is_deep = (k & 4) != 0};
     return (shape){.model = (model)(config_idx / 16),
                    .has_cache = (config_idx & 1) != 0,
                    .has_drafts = (config_idx & 2) != 0,
@@ -64,9 +86,14 @@ const char *sim_gen_name(int32_t config_idx)
 {
     static char name[64];
     shape f = shape_of(config_idx);
-    snprintf(name, sizeof name, "%s/%s/%s/%s/%s", model_names[f.model],
-             f.has_cache ? "cache" : "no-cache", f.has_drafts ? "drafts" : "no-drafts",
-             f.has_priority ? "priority" : "fcfs", f.is_deep ? "depth2" : "depth1");
+    if (f.is_offload)
+        snprintf(name, sizeof name, "offload/%s/%s/%s/%s", model_names[f.model],
+                 f.uses_arc ? "arc" : "lru", f.has_disk ? "disk" : "no-disk",
+                 f.is_deep ? "depth2" : "depth1");
+    else
+        snprintf(name, sizeof name, "%s/%s/%s/%s/%s", model_names[f.model],
+                 f.has_cache ? "cache" : "no-cache", f.has_drafts ? "drafts" : "no-drafts",
+                 f.has_priority ? "priority" : "fcfs", f.is_deep ? "depth2" : "depth1");
     return name;
 }
 
@@ -133,13 +160,46 @@ static void draw_pool(sim_config *c)
     c->n_blocks = 2;
     while (!sim_oracle_fits(c, c->max_model_len, n_encoder))
         c->n_blocks++;
-    c->n_blocks += rnd(3 * c->n_blocks);
+    c->n_blocks += is_overload ? rnd(3) : rnd(3 * c->n_blocks);
+}
+
+/* Tiers of a block or two, of less than the pool, and of more than all documents take. */
+static int32_t draw_tier_blocks(const sim_config *c)
+{
+    if (chance(is_overload ? 50 : 25))
+        return 1 + rnd(is_overload ? 6 : 3);
+    return chance(60) ? 1 + rnd(c->n_blocks) : 1 + rnd(8 * c->n_blocks);
+}
+
+static void draw_tier(sim_config *c, const shape *f)
+{
+    if (f->is_offload) {
+        c->tier = SIM_TIER_OFFLOAD;
+        c->tier_uses_arc = f->uses_arc;
+        c->n_tier_blocks = draw_tier_blocks(c);
+        c->n_disk_blocks = f->has_disk ? draw_tier_blocks(c) : 0;
+        c->tier_threshold = chance(10) ? 1 + rnd(3) : 0;
+        c->tier_step_blocks = chance(20) ? 1 + rnd(12) : 0;
+    } else if (f->model != MODEL_CROSS && chance(30)) {
+        c->tier = SIM_TIER_SCRIPTED;
+        c->n_tier_blocks = SIM_TIER_BLOCKS;
+    } else {
+        return;
+    }
+    c->n_ranks = 1 + chance(30);
+    c->tier_seed = rnd(1 << 20);
+    c->tier_delay = chance(70) ? rnd(20) : rnd(100);
+    c->tier_faults = chance(40) ? rnd(30) : 0;
 }
 
 static void draw_config(sim_config *c, int32_t config_idx)
 {
     shape f = shape_of(config_idx);
     memset(c, 0, sizeof *c);
+    if (f.is_offload) {
+        f.has_drafts = chance(30);
+        f.has_priority = chance(30);
+    }
     snprintf(c->name, sizeof c->name, "%s", sim_gen_name(config_idx));
     draw_groups(c, &f);
     c->max_model_len = 24 + rnd(SIM_MAX_LEN - 24);
@@ -159,9 +219,10 @@ static void draw_config(sim_config *c, int32_t config_idx)
     c->watermark_percent = chance(20) ? 10 : 0;
     c->check_every = 1;
     c->is_cut = chance(5);
-    c->has_tier = f.model != MODEL_CROSS && chance(30);
+    c->n_ranks = 1;
     c->enable_chunked_prefill = 1;
     draw_pool(c);
+    draw_tier(c, &f);
     c->enable_chunked_prefill = chance(80);
     c->admit_partly = chance(15);
 }
@@ -180,13 +241,11 @@ static void draw_request(sim_request *q, const sim_config *c, int32_t id)
     q->skip_lookup = chance(5);
     q->n_encoder = sim_max_encoder(c) > 0 && chance(90) ? 1 + rnd(sim_max_encoder(c)) : 0;
     q->n_encoder += chance(1) ? SIM_MAX_ENCODER - q->n_encoder : 0;
-    if (c->has_tier && chance(60)) {
+    if (c->tier == SIM_TIER_SCRIPTED && chance(60)) {
         q->n_external = 1 + rnd(q->n_prompt + 4);
         q->n_asks = chance(30) ? rnd(4) : 0;
-        q->load_delay = chance(80) ? 1 + rnd(6) : 0;
-        q->n_loaded = chance(20) ? 1 + rnd(q->n_external) : 0;
     }
-    q->store_delay = c->has_tier && chance(40) ? 1 + rnd(6) : 0;
+    q->is_stored = c->tier == SIM_TIER_SCRIPTED && chance(40);
     q->n_scores = chance(20) ? 1 + rnd(SIM_MAX_SCORES) : 0;
 }
 
@@ -224,28 +283,41 @@ static void draw_heir(sim_trace *t, sim_op *first, int32_t id)
     op->request.error_at = 0;
 }
 
-void sim_gen_draw(sim_trace *t, int32_t config_idx, uint64_t seed)
+static void draw_trace(sim_trace *t, int32_t config_idx, uint64_t seed)
 {
     rng_state = hash_u64(seed) ^ hash_u64((uint64_t)config_idx + 1000);
     t->n_ops = 0;
     draw_config(&t->config, config_idx);
     bool has_errors = chance(20);
     int32_t n_requests = 0;
+    sim_request failed; /* some turns later one with the same prompt comes */
+    int32_t echo_turn = -1;
     for (int32_t turn = 0; turn < N_TURNS; turn++) {
         sim_op *op;
-        if (chance(25) && n_requests < SIM_MAX_REQUESTS &&
+        if (chance(is_overload ? 50 : 25) && n_requests < SIM_MAX_REQUESTS &&
             (op = sim_trace_add(t, SIM_OP_ADD)) != NULL) {
             draw_request(&op->request, &t->config, n_requests++);
             if (has_errors && chance(15))
                 op->request.error_at = 1 + rnd(op->request.n_prompt + 8);
-            if (op->request.error_at > 0 && chance(30) && n_requests < SIM_MAX_REQUESTS)
+            if (op->request.error_at > 0 && t->config.tier == SIM_TIER_OFFLOAD) {
+                op->request.n_common = op->request.n_prompt;
+                failed = op->request;
+                echo_turn = turn + 5 + rnd(40);
+            } else if (op->request.error_at > 0 && chance(30) && n_requests < SIM_MAX_REQUESTS) {
                 draw_heir(t, op, n_requests++);
+            }
+        }
+        if (turn == echo_turn && n_requests < SIM_MAX_REQUESTS &&
+            (op = sim_trace_add(t, SIM_OP_ADD)) != NULL) {
+            op->request = failed;
+            op->request.id = n_requests++;
+            op->request.error_at = 0;
         }
         if (chance(has_errors ? 10 : 3) && n_requests > 0 &&
             (op = sim_trace_add(t, SIM_OP_ABORT)) != NULL)
             op->arg = n_requests - 1 - rnd(PGD_MIN(n_requests, 40));
-        if (rnd(1000) < 3)
-            sim_trace_add(t, SIM_OP_KILL);
+        if (rnd(1000) < 3 && (op = sim_trace_add(t, SIM_OP_KILL)) != NULL)
+            op->arg = chance(20);
         if (rnd(1000) < 5)
             draw_hunt(t, n_requests);
         if (rnd(1000) < 5)
@@ -255,4 +327,16 @@ void sim_gen_draw(sim_trace *t, int32_t config_idx, uint64_t seed)
         if (chance(80) && (op = sim_trace_add(t, SIM_OP_ANSWER)) != NULL)
             op->arg = chance(10) ? 1 + rnd(1000) : 0;
     }
+}
+
+void sim_gen_draw(sim_trace *t, int32_t config_idx, uint64_t seed)
+{
+    is_overload = false;
+    draw_trace(t, config_idx, seed);
+}
+
+void sim_gen_draw_overload(sim_trace *t, int32_t config_idx, uint64_t seed)
+{
+    is_overload = true;
+    draw_trace(t, config_idx, seed);
 }

@@ -270,15 +270,13 @@ void sim_oracle_check_order(const sim_state *s, const sim_snapshot *before,
     for (int32_t i = 0; i < before->n_waiting && out->n_new > 0 && !has_only; i++) {
         uint64_t id = before->waiting[i];
         /* Those that the tier deals with go back to the head of the queue when it is done. */
-        if (is_admitted(out, id) || s->lives[id].request->n_external > 0)
+        if (is_admitted(out, id) || s->watch.was_delayed[id])
             continue;
         for (int32_t k = 0; k < out->n_new; k++) {
             uint64_t new_id = out->new_requests[k].request_id;
-            SIM_CHECK(s,
-                      s->lives[new_id].request->n_external > 0 ||
-                          !is_ahead(s, &s->lives[id], &s->lives[new_id]),
-                      "request %d was admitted, request %d waits ahead of it", (int)new_id,
-                      (int)id);
+            SIM_CHECK(
+                s, s->watch.was_delayed[new_id] || !is_ahead(s, &s->lives[id], &s->lives[new_id]),
+                "request %d was admitted, request %d waits ahead of it", (int)new_id, (int)id);
         }
     }
 }
@@ -330,7 +328,7 @@ void sim_oracle_check_head(const sim_state *s, const scheduler_output *out)
     if (r != NULL && s->config->max_encoder_tokens > 0 &&
         n_encoder + r->n_encoder_tokens > s->config->max_encoder_tokens)
         return;
-    if (r == NULL || r->kv_row >= 0 || s->config->has_tier != 0 || out->n_preempted > 0 ||
+    if (r == NULL || r->kv_row >= 0 || s->config->tier != SIM_TIER_NONE || out->n_preempted > 0 ||
         n_left == 0 || s->sched->n_running == s->config->max_num_seqs)
         return;
     const kv_hit *hit = kv_manager_lookup(s->sched->kv, r);

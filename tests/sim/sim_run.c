@@ -31,6 +31,27 @@ void sim_fail(const sim_state *s, const char *file, int line, const char *fmt, .
     _exit(SIM_EXIT_VIOLATION);
 }
 
+/* Block hashes that have come since, with what they name. */
+static void learn_hashes(sim_state *s, const request *r)
+{
+    sim_life *life = &s->lives[r->id];
+    uint64_t chain[SIM_MAX_LEN + 1];
+    int32_t bs = s->config->block_size;
+    if (s->config->tier != SIM_TIER_OFFLOAD || life->n_known == r->n_block_hashes)
+        return;
+    chain[0] = sim_chain_start(life->request->salt);
+    for (int32_t i = 0; i < r->n_block_hashes * bs; i++)
+        chain[i + 1] = sim_chain_next(chain[i], r->tokens[i]);
+    for (; life->n_known < r->n_block_hashes; life->n_known++) {
+        int32_t end = (life->n_known + 1) * bs;
+        for (int32_t g = 0; g < s->config->n_groups; g++) {
+            offload_key key = {.hash = r->block_hashes[life->n_known], .group_id = g};
+            if (end % s->config->groups[g].block_size == 0)
+                sim_medium_know(&s->medium, offload_key_tag(&key), g, chain, end);
+        }
+    }
+}
+
 /* --- what clients see ----------------------------------------------------------------------------- */
 
 /* With the first token every entry of the prompt is there, whatever happened in between. */
@@ -74,6 +95,7 @@ static void on_token(void *arg, request *r, token_id token, const token_logprob 
     life->chain = sim_chain_next(life->chain, token);
     life->n_tokens++;
     life->last = token;
+    learn_hashes(s, r);
     s->total->n_tokens++;
     s->total->n_late_appended += r->status == REQUEST_PREEMPTED;
     SIM_CHECK(s, r->n_tokens == life->n_tokens, "request %d has %d tokens, expected %d", (int)r->id,
@@ -105,6 +127,7 @@ static void on_finished(void *arg, request *r, request_error error)
                   "request %d: status %d with %d of %d tokens", q->id, r->status, life->n_tokens,
                   life->limit);
     }
+    learn_hashes(s, r);
     sim_oracle_remember(s, r);
 }
 
@@ -163,6 +186,7 @@ static void add_request(sim_state *s, const sim_request *q)
     SIM_CHECK(s, request_create(&r, &opts) == PGD_OK, "request %d cannot be created", q->id);
     scheduler_add answer = scheduler_add_request(s->sched, r);
     if (answer == SCHEDULER_ADDED) {
+        learn_hashes(s, r);
         s->requests[q->id] = q;
         s->total->n_requests++;
         return;
@@ -210,7 +234,7 @@ static void keep_frame(sim_state *s, const scheduler_output *out)
 static void check_new(sim_state *s, uint64_t step_id, const new_request_msg *msg, const sim_op *op)
 {
     sim_life *life = &s->lives[msg->request_id];
-    uint64_t *load_step = &s->tier.load_step[msg->request_id];
+    uint64_t *load_step = &s->watch.load_step[msg->request_id];
     life->admitted_in = step_id;
     life->hit_in = *load_step != 0 ? *load_step : step_id;
     *load_step = 0;
@@ -223,6 +247,67 @@ static void check_new(sim_state *s, uint64_t step_id, const new_request_msg *msg
               life->n_tokens);
 }
 
+static bool has_tier(const sim_state *s)
+{
+    return s->config->tier != SIM_TIER_NONE;
+}
+
+static void check_faults(sim_state *s)
+{
+    SIM_CHECK(s, s->medium.fault[0] == '\0', "%s", s->medium.fault);
+    for (int32_t rank = 0; rank < s->config->n_ranks; rank++) {
+        const sim_worker *w = &s->workers[rank];
+        SIM_CHECK(s, w->fault[0] == '\0', "rank %d: %s", rank, w->fault);
+        SIM_CHECK(s, w->streams.fault[0] == '\0', "rank %d: %s", rank, w->streams.fault);
+    }
+}
+
+/* Something is under way besides steps that will be told. */
+static bool is_transferring(const sim_state *s)
+{
+    bool is_any = s->config->tier == SIM_TIER_OFFLOAD && sim_offload_is_busy(&s->offload);
+    for (int32_t rank = 0; rank < s->config->n_ranks; rank++)
+        is_any = is_any || sim_streams_is_busy(&s->workers[rank].streams);
+    return is_any;
+}
+
+/* A moment passes: transfers go on, and the scheduler hears of those that have ended. */
+static void tick(sim_state *s)
+{
+    for (int32_t rank = 0; has_tier(s) && rank < s->config->n_ranks; rank++) {
+        sim_streams *streams = &s->workers[rank].streams;
+        sim_done done;
+        sim_streams_tick(streams);
+        while (sim_streams_next_told(streams, &done)) {
+            kv_transfer_done told = {.job_id = done.job_id,
+                                     .n_good = done.n_good,
+                                     .us = 1 + (uint32_t)(hash_u64(done.job_id) % 1000),
+                                     .n_bytes = (uint64_t)done.n_good};
+            SIM_CHECK(s, scheduler_transfers_done(s->sched, rank, &told, 1) == PGD_OK,
+                      "job %d of rank %d is not known", (int)done.job_id, rank);
+        }
+    }
+    if (s->config->tier == SIM_TIER_OFFLOAD)
+        sim_offload_tick(&s->offload);
+    check_faults(s);
+}
+
+static void claim_medium(sim_state *s, const scheduler_output *out)
+{
+    for (int32_t i = 0; i < s->sched->n_running; i++)
+        learn_hashes(s, s->sched->running[i]);
+    for (int32_t i = 0; i < out->n_transfers; i++) {
+        const kv_transfer_msg *msg = &out->transfers[i];
+        for (int32_t k = 0; k < msg->n_blocks; k++)
+            sim_medium_claim(&s->medium,
+                             msg->kind == KV_TRANSFER_LOAD ? SIM_USER_LOAD : SIM_USER_STORE,
+                             msg->medium_blocks[k], msg->tags[k]);
+    }
+    SIM_CHECK(s, s->medium.n_double_loads == 0 || s->watch.has_lost_patience,
+              "a block is loaded for two at a time");
+    check_faults(s);
+}
+
 static bool schedule(sim_state *s, const sim_op *op)
 {
     scheduler_output out;
@@ -231,14 +316,14 @@ static bool schedule(sim_state *s, const sim_op *op)
     uint64_t only[SIM_MAX_ONLY];
     for (int32_t k = 0; is_narrow && k < op->n_only; k++)
         only[k] = (uint64_t)op->only[k];
-    s->tier.n_put_off = 0;
+    s->watch.n_put_off = 0;
     sim_oracle_take_snapshot(&before, s);
     bool is_step =
         scheduler_schedule(s->sched, &out, is_narrow ? only : NULL, is_narrow ? op->n_only : 0);
     s->total->n_narrowed += is_narrow;
     SIM_CHECK(s,
-              is_step || s->n_frames > 0 || is_narrow || s->tier.n_put_off > 0 ||
-                  !scheduler_has_work(s->sched),
+              is_step || s->n_frames > 0 || is_narrow || s->watch.n_put_off > 0 ||
+                  is_transferring(s) || !scheduler_has_work(s->sched),
               "stuck: nothing in flight, nothing to send, work left");
     if (!is_narrow)
         sim_oracle_check_head(s, &out);
@@ -249,7 +334,13 @@ static bool schedule(sim_state *s, const sim_op *op)
         check_new(s, out.step_id, &out.new_requests[i], op);
     sim_oracle_check_windows(s, &out);
     s->total->n_common += out.n_common_prefix_blocks[0] > 0 && out.n_cached + out.n_new > 1;
+    claim_medium(s, &out);
     keep_frame(s, &out);
+    /* Now and then a worker looks at a message well before it comes to the step. */
+    for (int32_t rank = 0; rank < s->config->n_ranks; rank++) {
+        if (hash_u64(out.step_id * 2 + (uint64_t)rank) % 2 == 0)
+            sim_worker_receive(&s->workers[rank], &out);
+    }
     s->total->n_steps++;
     return true;
 }
@@ -294,11 +385,18 @@ static void answer(sim_state *s, uint64_t order)
     pgd_err err =
         scheduler_output_decode(&out, &s->scratch, frame->data, frame->n_bytes, &s->limits, &why);
     SIM_CHECK(s, err == PGD_OK, "the message is refused: %s", why.text);
-    sim_worker_run(&result, results, &s->worker, &out, frame->seen_step_id);
-    SIM_CHECK(s, s->worker.fault[0] == '\0', "%s", s->worker.fault);
+    for (int32_t rank = s->config->n_ranks - 1; rank >= 0; rank--)
+        sim_worker_run(&result, results, &s->workers[rank], &out, frame->seen_step_id);
+    /* While the result is on its way. */
+    for (uint64_t n = hash_u64(out.step_id + 77) % 24; n > 12; n--)
+        tick(s);
+    check_faults(s);
     check_limits(s, &out);
+    /* In most traces every load is worth its while. */
+    result.forward_us =
+        s->config->tier_seed % 4 != 0 ? 1000000 : (uint32_t)(hash_u64(out.step_id) % 2000);
     if (order != 0)
-        shuffle(&result, results, s->worker.prompts, order);
+        shuffle(&result, results, s->workers[0].prompts, order);
     s->n_new_errors = 0;
     for (int32_t i = 0; i < result.n_results; i++) {
         s->n_new_errors += results[i].error != REQUEST_ERROR_NONE;
@@ -306,8 +404,8 @@ static void answer(sim_state *s, uint64_t order)
         s->total->n_late_dropped += r != NULL && r->epoch != results[i].request_epoch;
         s->total->n_drafts_accepted += (uint64_t)PGD_MAX(results[i].n_tokens - 1, 0);
     }
-    for (int32_t i = 0; i < s->worker.n_shares; i++)
-        s->total->n_drafts += (uint64_t)s->worker.shares[i].n_drafts;
+    for (int32_t i = 0; i < s->workers[0].n_shares; i++)
+        s->total->n_drafts += (uint64_t)s->workers[0].shares[i].n_drafts;
     s->first_frame = (s->first_frame + 1) % SCHEDULER_MAX_STEPS_IN_FLIGHT;
     s->n_frames--;
     SIM_CHECK(s, scheduler_update(s->sched, &result) == PGD_OK,
@@ -317,11 +415,16 @@ static void answer(sim_state *s, uint64_t order)
         s->error_step_id = s->sched->next_step_id;
 }
 
-static void kill_worker(sim_state *s)
+static void kill_worker(sim_state *s, bool is_emptied)
 {
     s->n_frames = 0;
     scheduler_reset_worker(s->sched);
-    sim_worker_reset(&s->worker, s->sched->next_step_id);
+    for (int32_t rank = 0; rank < s->config->n_ranks; rank++)
+        sim_worker_reset(&s->workers[rank], s->sched->next_step_id);
+    if (has_tier(s))
+        sim_medium_lose_worker(&s->medium);
+    if (is_emptied && s->config->tier == SIM_TIER_OFFLOAD)
+        sim_offload_clear(&s->offload);
     scheduler_stats stats;
     scheduler_get_stats(s->sched, &stats);
     SIM_CHECK(s,
@@ -339,10 +442,13 @@ static void check_all(sim_state *s)
     sim_oracle_check_eviction(s);
     sim_oracle_check_published(s);
     sim_events_check(s);
+    if (s->config->tier == SIM_TIER_OFFLOAD)
+        offload_connector_check(s->offload.connector);
 }
 
 static void run_op(sim_state *s, const sim_op *op)
 {
+    tick(s);
     switch ((sim_op_kind)op->kind) {
     case SIM_OP_ADD:
         add_request(s, &op->request);
@@ -359,7 +465,7 @@ static void run_op(sim_state *s, const sim_op *op)
         abort_request(s, (uint64_t)op->arg);
         break;
     case SIM_OP_KILL:
-        kill_worker(s);
+        kill_worker(s, op->arg != 0);
         break;
     case SIM_OP_CLEAR:
         scheduler_reset_prefix_cache(s->sched);
@@ -377,6 +483,7 @@ static void drain(sim_state *s)
             last_turn = turn;
         n_before = s->total->n_tokens + s->total->n_errors;
         SIM_CHECK(s, turn - last_turn < MAX_IDLE_TURNS, "does not come to an end");
+        tick(s);
         bool is_step = s->n_frames < s->config->depth && schedule(s, NULL);
         if (s->n_frames > 0 && (!is_step || s->n_frames == s->config->depth))
             answer(s, 0);
@@ -411,13 +518,19 @@ static void check_end(sim_state *s)
         (unsigned long long)stats.n_prompt_computed_tokens,
         (unsigned long long)stats.n_prefix_hit_tokens, (unsigned long long)stats.n_prompt_tokens);
     for (int i = 0; i < SIM_MAX_SEQS; i++)
-        SIM_CHECK(s, !s->worker.rows[i].is_used, "the worker still has a row of request %d",
-                  (int)s->worker.rows[i].id);
+        SIM_CHECK(s, !s->workers[0].rows[i].is_used, "the worker still has a row of request %d",
+                  (int)s->workers[0].rows[i].id);
     s->total->n_preemptions += stats.n_preemptions;
-    s->total->n_hit_positions += s->worker.n_hit_positions;
-    s->total->n_loads += s->tier.n_loads;
-    s->total->n_failed_loads += s->tier.n_failed_loads;
-    s->total->n_stores += s->tier.n_stores;
+    s->total->n_hit_positions += s->workers[0].n_hit_positions;
+    s->total->n_loads += s->watch.n_loads;
+    s->total->n_failed_loads += s->watch.n_failed_loads;
+    s->total->n_resumed += s->watch.n_resumed;
+    s->total->n_delays += s->watch.n_delays;
+    s->total->n_promoted += sim_offload_n_promoted(&s->offload);
+    for (int32_t rank = 0; rank < s->config->n_ranks; rank++) {
+        s->total->n_stores += s->workers[rank].streams.n_stored;
+        s->total->n_flushes += s->workers[rank].streams.n_flushed;
+    }
 }
 
 /* --- set-up ------------------------------------------------------------------------------------------ */
@@ -433,9 +546,19 @@ static void create_scheduler(sim_state *s)
                                     .window = c->groups[g].window,
                                     .zero_new_blocks = c->groups[g].zero_new_blocks != 0,
                                     .is_eagle = c->groups[g].is_eagle != 0};
-    kv_connector connector = sim_tier_connector(&s->tier);
+    kv_events *events = sim_events_begin(s);
+    kv_connector inner = {0};
+    if (c->tier == SIM_TIER_SCRIPTED)
+        inner = sim_tier_connector(&s->tier);
+    if (c->tier == SIM_TIER_OFFLOAD) {
+        sim_offload_init(&s->offload, c, groups, &s->medium, events);
+        inner = *offload_connector_get_ops(s->offload.connector);
+        sim_events_set_tier(KV_MEDIUM_HOST, offload_manager_list,
+                            offload_connector_get_manager(s->offload.connector));
+    }
+    kv_connector connector = sim_watch_connector(&s->watch, &inner);
     scheduler_opts opts = {
-        .connector = c->has_tier != 0 ? &connector : NULL,
+        .connector = has_tier(s) ? &connector : NULL,
         .max_num_seqs = c->max_num_seqs,
         .max_num_batched_tokens = c->max_num_batched_tokens,
         .long_prefill_token_threshold = c->long_prefill_token_threshold,
@@ -457,14 +580,14 @@ static void create_scheduler(sim_state *s)
         .n_groups = c->n_groups,
         .groups = groups,
         .hash_seed = seed,
-        .kv_events = sim_events_begin(s),
+        .kv_events = events,
         .on_token = on_token,
         .on_finished = on_finished,
         .on_release = on_release,
         .arg = s,
     };
     SIM_CHECK(s, scheduler_create(&s->sched, &opts) == PGD_OK, "no scheduler for this trace");
-    s->tier.sched = s->sched;
+    s->tier.sched = s->watch.sched = s->sched;
     SIM_CHECK(s, block_hasher_create(&s->hasher, seed) == PGD_OK, "no hasher");
 }
 
@@ -498,10 +621,14 @@ void sim_run(const sim_trace *t, sim_totals *total)
     s->total = total;
     for (int32_t i = 0; i < t->n_ops; i++)
         s->has_errors = s->has_errors || t->ops[i].request.error_at > 0;
-    sim_tier_init(&s->tier, s->config, s->requests, sim_oracle_alignment(s->config),
+    if (has_tier(s))
+        sim_medium_init(&s->medium, s->config, s->has_errors);
+    sim_tier_init(&s->tier, s->config, s->requests, &s->medium, sim_oracle_alignment(s->config),
                   !s->has_errors);
     create_scheduler(s);
-    sim_worker_init(&s->worker, s->config, s->requests, &s->tier);
+    for (int32_t rank = 0; rank < s->config->n_ranks; rank++)
+        sim_worker_init(&s->workers[rank], s->config, s->requests, has_tier(s) ? &s->medium : NULL,
+                        rank);
     create_wire(s);
     for (; s->op_idx < t->n_ops; s->op_idx++) {
         run_op(s, &t->ops[s->op_idx]);
@@ -516,7 +643,12 @@ void sim_run(const sim_trace *t, sim_totals *total)
     scheduler_destroy(s->sched);
     check_released(s);
     block_hasher_destroy(s->hasher);
-    sim_worker_deinit(&s->worker);
+    for (int32_t rank = 0; rank < s->config->n_ranks; rank++)
+        sim_worker_deinit(&s->workers[rank]);
+    if (s->config->tier == SIM_TIER_OFFLOAD)
+        sim_offload_deinit(&s->offload);
+    if (has_tier(s))
+        sim_medium_deinit(&s->medium);
     free(s->scratch.data);
     for (int32_t i = 0; i < SCHEDULER_MAX_STEPS_IN_FLIGHT; i++)
         free(s->frames[i].data);

@@ -35,9 +35,13 @@ typedef struct sim_totals {
     uint64_t n_scored_again;
     uint64_t n_null_entries; /* of tables: blocks that a window gave back */
     uint64_t n_common;       /* steps with a common prefix of two or more requests */
-    uint64_t n_loads;        /* from the external tier */
+    uint64_t n_loads;        /* from a tier */
     uint64_t n_failed_loads; /* in part */
     uint64_t n_stores;
+    uint64_t n_resumed;  /* loads for a request that was preempted */
+    uint64_t n_delays;   /* times that a request was to ask again */
+    uint64_t n_flushes;  /* stores that a step had to wait for */
+    uint64_t n_promoted; /* blocks that came from disk */
 } sim_totals;
 
 /* Adds to *total. */

@@ -104,8 +104,7 @@ static bool simplify(shrinker *s)
             {offsetof(sim_request, max_tokens), 1}, {offsetof(sim_request, n_prompt), 1},
             {offsetof(sim_request, n_common), 0},   {offsetof(sim_request, document), 0},
             {offsetof(sim_request, n_encoder), 0},  {offsetof(sim_request, n_external), 0},
-            {offsetof(sim_request, n_asks), 0},     {offsetof(sim_request, load_delay), 0},
-            {offsetof(sim_request, n_loaded), 0},   {offsetof(sim_request, store_delay), 0},
+            {offsetof(sim_request, n_asks), 0},     {offsetof(sim_request, is_stored), 0},
         },
       of_config[] = {
           {offsetof(sim_config, long_prefill_token_threshold), 0},
@@ -115,7 +114,14 @@ static bool simplify(shrinker *s)
           {offsetof(sim_config, enable_chunked_prefill), 1},
           {offsetof(sim_config, policy), 0},
           {offsetof(sim_config, use_eagle), 0},
-          {offsetof(sim_config, has_tier), 0},
+          {offsetof(sim_config, tier), 0},
+          {offsetof(sim_config, n_disk_blocks), 0},
+          {offsetof(sim_config, n_ranks), 1},
+          {offsetof(sim_config, tier_uses_arc), 0},
+          {offsetof(sim_config, tier_threshold), 0},
+          {offsetof(sim_config, tier_step_blocks), 0},
+          {offsetof(sim_config, tier_delay), 0},
+          {offsetof(sim_config, tier_faults), 0},
           {offsetof(sim_config, is_cut), 0},
           {offsetof(sim_config, is_async), 0},
           {offsetof(sim_config, depth), 1},
@@ -132,7 +138,7 @@ static bool simplify(shrinker *s)
             lower(s, offsetof(sim_trace, config) + of_config[i].offset, of_config[i].simplest);
     for (int32_t k = 0; k < s->best->n_ops; k++) {
         size_t op = offsetof(sim_trace, ops) + (size_t)k * sizeof(sim_op);
-        if (s->best->ops[k].kind == SIM_OP_ANSWER)
+        if (s->best->ops[k].kind == SIM_OP_ANSWER || s->best->ops[k].kind == SIM_OP_KILL)
             is_changed |= lower(s, op + offsetof(sim_op, arg), 0);
         if (s->best->ops[k].kind == SIM_OP_STEP && s->best->ops[k].n_only >= 0)
             is_changed |= lower(s, op + offsetof(sim_op, n_only), -1);

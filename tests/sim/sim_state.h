@@ -6,7 +6,10 @@
 #define TESTS_SIM_SIM_STATE_H
 
 #include "engine/core/scheduler_internal.h"
+#include "tests/sim/sim_offload.h"
 #include "tests/sim/sim_run.h"
+#include "tests/sim/sim_tier.h"
+#include "tests/sim/sim_watch.h"
 #include "tests/sim/sim_worker.h"
 
 #define SIM_N_PAST 8
@@ -23,6 +26,7 @@ typedef struct sim_life {
     uint64_t hit_in;      /* that step, or the one in which the load before it began */
     int32_t n_finished;
     int32_t n_released;
+    int32_t n_known; /* block hashes whose contents the medium knows */
 } sim_life;
 
 /* The block hashes of a request that has finished: its blocks may still be found. */
@@ -44,8 +48,11 @@ typedef struct sim_state {
     const sim_config *config;
     scheduler *sched;
     block_hasher *hasher;
+    sim_medium medium;
+    sim_watch watch; /* of the tier's connector */
     sim_tier tier;
-    sim_worker worker;
+    sim_offload offload;
+    sim_worker workers[SIM_MAX_RANKS];
     wire_limits limits;
     wire_scratch scratch;
     const sim_request *requests[SIM_MAX_REQUESTS]; /* those that were accepted, by id */

@@ -36,7 +36,16 @@ static const member config_members[] = {
     MEMBER(sim_config, use_eagle, 0, 1),
     MEMBER(sim_config, max_drafts, 0, PGD_MAX_DRAFT_TOKENS),
     MEMBER(sim_config, n_right_in_4, 0, 4),
-    MEMBER(sim_config, has_tier, 0, 1),
+    MEMBER(sim_config, tier, 0, SIM_TIER_LAST),
+    MEMBER(sim_config, n_tier_blocks, 0, 1 << 20),
+    MEMBER(sim_config, n_disk_blocks, 0, 1 << 20),
+    MEMBER(sim_config, n_ranks, 1, 2),
+    MEMBER(sim_config, tier_uses_arc, 0, 1),
+    MEMBER(sim_config, tier_threshold, 0, 10),
+    MEMBER(sim_config, tier_step_blocks, 0, 1000),
+    MEMBER(sim_config, tier_seed, 0, 1 << 30),
+    MEMBER(sim_config, tier_delay, 0, 1000),
+    MEMBER(sim_config, tier_faults, 0, 100),
     MEMBER(sim_config, is_cut, 0, 1),
     MEMBER(sim_config, check_every, 1, 1 << 20),
 };
@@ -64,9 +73,7 @@ static const member request_members[] = {
     MEMBER(sim_request, n_encoder, 0, SIM_MAX_ENCODER),
     MEMBER(sim_request, n_external, 0, SIM_MAX_LEN),
     MEMBER(sim_request, n_asks, 0, 100),
-    MEMBER(sim_request, load_delay, 0, 100),
-    MEMBER(sim_request, n_loaded, 0, SIM_MAX_LEN),
-    MEMBER(sim_request, store_delay, 0, 100),
+    MEMBER(sim_request, is_stored, 0, 1),
 };
 
 static const char *const op_names[] = {"add", "step", "answer", "abort", "kill", "clear"};
@@ -112,7 +119,7 @@ void sim_trace_write(const sim_trace *t, FILE *file)
             write_members(file, &op->request, request_members, PGD_ARRAY_LEN(request_members));
             continue;
         }
-        if (op->kind == SIM_OP_ABORT || (op->kind == SIM_OP_ANSWER && op->arg != 0))
+        if (op->kind == SIM_OP_ABORT || op->arg != 0)
             fprintf(file, " %d", op->arg);
         if (op->kind == SIM_OP_STEP && op->n_only >= 0) {
             fprintf(file, " only");

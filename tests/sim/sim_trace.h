@@ -9,7 +9,8 @@
  *   step | step only 0 3                             schedule, if the pipeline has room
  *   answer | answer 5                                the worker runs the oldest step; 5: results
  *                                                    come in an order drawn from it
- *   abort 0 | kill | clear                           kill: the worker dies; clear: the prefix cache
+ *   abort 0 | kill | kill 1 | clear                  kill: the worker dies, 1: the next one has no
+ *                                                    use for the tiers; clear: the prefix cache
  *
  * After the last operation all requests are run to their end, unless the configuration is_cut.
  */
@@ -38,6 +39,13 @@ typedef struct sim_group {
     int32_t is_eagle;
 } sim_group;
 
+typedef enum sim_tier_kind {
+    SIM_TIER_NONE,
+    SIM_TIER_SCRIPTED, /* sim_tier.h */
+    SIM_TIER_OFFLOAD,  /* sim_offload.h */
+    SIM_TIER_LAST = SIM_TIER_OFFLOAD
+} sim_tier_kind;
+
 typedef struct sim_config {
     char name[64];
     int32_t block_size; /* tokens per block hash */
@@ -57,11 +65,20 @@ typedef struct sim_config {
     int32_t watermark_percent;
     int32_t admit_partly;
     int32_t use_eagle;
-    int32_t max_drafts;   /* that the worker proposes for a request, 0 = none */
-    int32_t n_right_in_4; /* drafts are right this often */
-    int32_t has_tier;
-    int32_t is_cut;      /* ends after the last operation, whatever is under way */
-    int32_t check_every; /* steps between integrity checks of the whole scheduler */
+    int32_t max_drafts;    /* that the worker proposes for a request, 0 = none */
+    int32_t n_right_in_4;  /* drafts are right this often */
+    int32_t tier;          /* sim_tier_kind */
+    int32_t n_tier_blocks; /* of its medium */
+    int32_t n_disk_blocks; /* of the tier behind it, 0 = none */
+    int32_t n_ranks;
+    int32_t tier_uses_arc;
+    int32_t tier_threshold;   /* requests that ask for a block before it is stored */
+    int32_t tier_step_blocks; /* in the transfers of a step, 0 = any number */
+    int32_t tier_seed;        /* of the moments of transfers */
+    int32_t tier_delay;       /* moments that one takes at most; most take few */
+    int32_t tier_faults;      /* percent of the transfers that fail, in part */
+    int32_t is_cut;           /* ends after the last operation, whatever is under way */
+    int32_t check_every;      /* steps between integrity checks of the whole scheduler */
     int32_t n_groups;
     sim_group groups[SIM_MAX_GROUPS];
 } sim_config;
@@ -81,12 +98,10 @@ typedef struct sim_request {
     int32_t skip_lookup;
     int32_t error_at;  /* the worker fails it when this many positions are computed; 0 = never */
     int32_t n_encoder; /* encoder tokens */
-    /* The external tier: */
-    int32_t n_external;  /* it has as many of the request's first tokens; 0 = none */
-    int32_t n_asks;      /* times that it wants to be asked again */
-    int32_t load_delay;  /* steps that a load takes; 0 = done within its step */
-    int32_t n_loaded;    /* of a slow load only these tokens come; 0 = all */
-    int32_t store_delay; /* steps that the blocks are read for after the end; 0 = not at all */
+    /* The scripted tier: */
+    int32_t n_external; /* it has as many of the request's first tokens; 0 = none */
+    int32_t n_asks;     /* times that it wants to be asked again */
+    int32_t is_stored;  /* the blocks are read after the end */
 } sim_request;
 
 typedef enum sim_op_kind {
@@ -101,7 +116,7 @@ typedef enum sim_op_kind {
 
 typedef struct sim_op {
     int32_t kind;
-    int32_t arg;    /* abort: id; answer: order, 0 = as sent */
+    int32_t arg;    /* abort: id; answer: order, 0 = as sent; kill: 1 = the tiers are emptied */
     int32_t n_only; /* step: -1 = everyone may run */
     int32_t only[SIM_MAX_ONLY];
     sim_request request;

@@ -6,9 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Contents that are not a number. */
-#define NOT_FINITE UINT64_MAX
-
 #define FAULT(w, ...)                                            \
     do {                                                         \
         if ((w)->fault[0] == '\0')                               \
@@ -21,10 +18,9 @@ static bool is_faulty(const sim_worker *w)
 }
 
 void sim_worker_init(sim_worker *w, const sim_config *config, const sim_request *const *requests,
-                     const sim_tier *tier)
+                     sim_medium *medium, int32_t rank)
 {
     memset(w, 0, sizeof *w);
-    w->tier = tier;
     w->config = config;
     w->requests = requests;
     for (int32_t g = 0; g < config->n_groups; g++)
@@ -41,11 +37,14 @@ void sim_worker_init(sim_worker *w, const sim_config *config, const sim_request 
     if (w->shadow == NULL || w->written_in == NULL || w->holders == NULL || w->owner == NULL ||
         w->fresh_in == NULL || w->n_loading == NULL || w->n_storing == NULL)
         abort();
+    sim_device device = {w->shadow, w->owner, w->n_loading, w->n_storing};
+    sim_streams_init(&w->streams, config, medium, &device, rank);
     sim_worker_reset(w, 1);
 }
 
 void sim_worker_deinit(sim_worker *w)
 {
+    sim_streams_reset(&w->streams, 1);
     free(w->shadow);
     free(w->written_in);
     free(w->holders);
@@ -64,6 +63,7 @@ static void fill_block(sim_worker *w, block_id id, uint64_t value)
 void sim_worker_reset(sim_worker *w, uint64_t next_step_id)
 {
     w->next_step_id = next_step_id;
+    sim_streams_reset(&w->streams, next_step_id);
     for (int i = 0; i < SIM_MAX_SEQS; i++)
         w->rows[i].is_used = false;
     memset(w->epochs, 0, sizeof w->epochs);
@@ -75,7 +75,6 @@ void sim_worker_reset(sim_worker *w, uint64_t next_step_id)
         w->n_loading[id] = 0;
         w->n_storing[id] = 0;
     }
-    w->n_transfers = 0;
 }
 
 static sim_row *find_row(sim_worker *w, uint64_t id)
@@ -284,7 +283,7 @@ static int32_t n_rejected_unseen(const sim_worker *w, const sim_row *row)
 }
 
 static sim_row *continue_row(sim_worker *w, const cached_request_msg *msg,
-                             const block_ids_msg *append)
+                             const block_ids_msg *append, const token_id *drafts)
 {
     sim_row *row = find_row(w, msg->request_id);
     int32_t n_unseen = row != NULL ? n_rejected_unseen(w, row) : 0;
@@ -298,7 +297,7 @@ static sim_row *continue_row(sim_worker *w, const cached_request_msg *msg,
         for (int32_t i = 0; i < append->n_blocks[g] && !is_faulty(w); i++)
             take_new_block(w, row, g, append->ids[g][i]);
     }
-    bool is_own = msg->n_draft_tokens > 0 && msg->draft_tokens == NULL;
+    bool is_own = msg->n_draft_tokens > 0 && drafts == NULL;
     if (is_own != (msg->n_draft_tokens > 0 && w->config->is_async))
         FAULT(w, "request %d comes with %d drafts of %s", (int)row->id, msg->n_draft_tokens,
               is_own ? "its own" : "the engine");
@@ -306,9 +305,9 @@ static sim_row *continue_row(sim_worker *w, const cached_request_msg *msg,
         FAULT(w, "request %d comes with %d drafts, it proposed %d", (int)row->id,
               msg->n_draft_tokens, row->n_drafts);
     for (int32_t d = 0; d < PGD_MIN(msg->n_draft_tokens, row->n_drafts) && !is_faulty(w); d++) {
-        if (!is_own && msg->draft_tokens[d] != row->drafts[d])
+        if (!is_own && drafts[d] != row->drafts[d])
             FAULT(w, "request %d comes with draft %d = %d, it proposed %d", (int)row->id, d,
-                  msg->draft_tokens[d], row->drafts[d]);
+                  drafts[d], row->drafts[d]);
         row->tokens[row->n_tokens + d] = row->drafts[d];
     }
     return is_faulty(w) ? NULL : row;
@@ -368,19 +367,6 @@ static void check_totals(sim_worker *w, const scheduler_output *out)
         FAULT(w, "%d new and %d continuing requests", out->n_new, out->n_cached);
 }
 
-/* Blocks that a transfer of this message fills before the step runs. */
-static bool is_loaded_now(const scheduler_output *out, block_id id)
-{
-    for (int32_t i = 0; i < out->n_transfers; i++) {
-        for (int32_t k = 0; k < out->transfers[i].n_blocks; k++) {
-            if (out->transfers[i].kind == KV_TRANSFER_LOAD &&
-                out->transfers[i].device_blocks[k] == id)
-                return true;
-        }
-    }
-    return false;
-}
-
 /* What is zeroed must not be in use; what needs zeros must get them. */
 static void zero_blocks(sim_worker *w, const scheduler_output *out)
 {
@@ -390,7 +376,7 @@ static void zero_blocks(sim_worker *w, const scheduler_output *out)
             FAULT(w, "block %d is to be zeroed, or twice", id);
             return;
         }
-        if (w->holders[id] > 0 && w->fresh_in[id] != out->step_id && !is_loaded_now(out, id))
+        if (w->holders[id] > 0 && w->fresh_in[id] != out->step_id)
             FAULT(w, "block %d is to be zeroed while %d hold it", id, w->holders[id]);
         if (w->n_loading[id] != 0 || w->n_storing[id] != 0)
             FAULT(w, "block %d is to be zeroed, which %d loads and %d stores still use", id,
@@ -419,69 +405,32 @@ static void check_zeroed(sim_worker *w, const scheduler_output *out)
 
 /* --- transfers ----------------------------------------------------------------------------------- */
 
-static void end_transfer(sim_worker *w, const sim_job *job, step_result *result)
+/* A load writes blocks of nobody; a store reads any. */
+static void check_transfers(sim_worker *w, const scheduler_output *out)
 {
-    for (int32_t k = 0; k < job->n_blocks; k++) {
-        block_id id = job->blocks[k];
-        int32_t bs = w->config->groups[job->group[k]].block_size;
-        uint64_t *slots = w->shadow + (size_t)id * (size_t)w->max_block_size;
-        const uint64_t *medium = job->contents + job->medium[k];
-        size_t n_bytes = (size_t)bs * sizeof *slots;
-        if (job->kind == KV_TRANSFER_LOAD) {
-            w->n_loading[id]--;
-            if (job->is_valid[k])
-                memcpy(slots, medium, n_bytes);
-            w->owner[id] = job->group[k];
-            continue;
+    for (int32_t i = 0; i < out->n_transfers; i++) {
+        const kv_transfer_msg *msg = &out->transfers[i];
+        for (int32_t k = 0; k < msg->n_blocks && msg->kind != KV_TRANSFER_FLUSH; k++) {
+            block_id id = msg->device_blocks[k];
+            bool is_load = msg->kind == KV_TRANSFER_LOAD;
+            if (id < 1 || w->n_loading[id] != 0 || (is_load && w->n_storing[id] != 0))
+                FAULT(w, "job %d uses block %d, which %d loads and %d stores use", (int)msg->job_id,
+                      id, w->n_loading[id], w->n_storing[id]);
+            if (is_load && w->holders[id] > 0)
+                FAULT(w, "job %d loads block %d, which %d rows hold", (int)msg->job_id, id,
+                      w->holders[id]);
         }
-        w->n_storing[id]--;
-        if (memcmp(slots, medium, n_bytes) != 0)
-            FAULT(w, "job %d stores foreign contents of block %d, group %d", (int)job->id, id,
-                  job->group[k]);
     }
-    w->finished_transfers[result->n_finished_transfers++] = job->id;
 }
 
-static void begin_transfer(sim_worker *w, const kv_transfer_msg *msg, step_result *result)
+void sim_worker_receive(sim_worker *w, const scheduler_output *out)
 {
-    const sim_job *job = sim_tier_find(w->tier, msg->job_id);
-    if (job == NULL || job->n_blocks != msg->n_blocks || job->kind != msg->kind) {
-        FAULT(w, "job %d is not what was asked for", (int)msg->job_id);
-        return;
-    }
-    for (int32_t k = 0; k < job->n_blocks; k++) {
-        block_id id = msg->device_blocks[k];
-        bool is_load = msg->kind == KV_TRANSFER_LOAD;
-        if (id < 1 || id != job->blocks[k] || w->n_loading[id] != 0 ||
-            (is_load && w->n_storing[id] != 0))
-            FAULT(w, "job %d uses block %d, which %d loads and %d stores use", (int)job->id, id,
-                  w->n_loading[id], w->n_storing[id]);
-        /* A load that the step waits for fills blocks of a row that came with it; others that came
-         * with it may have hit them. */
-        if (is_load && (w->holders[id] > 0) != !job->is_async)
-            FAULT(w, "job %d loads block %d, which %d rows hold", (int)job->id, id, w->holders[id]);
-        w->n_loading[id] += is_load;
-        w->n_storing[id] += !is_load;
-        if (is_load)
-            fill_block(w, id, 0x10adull);
-    }
-    if (job->is_async)
-        w->transfers[w->n_transfers++] = (sim_transfer){job, job->delay};
-    else
-        end_transfer(w, job, result);
+    sim_streams_submit(&w->streams, out);
 }
 
-static void go_on_with_transfers(sim_worker *w, step_result *result)
+void sim_worker_tick(sim_worker *w)
 {
-    int32_t n_kept = 0;
-    for (int32_t i = 0; i < w->n_transfers; i++) {
-        sim_transfer *t = &w->transfers[i];
-        if (t->n_left-- == 0)
-            end_transfer(w, t->job, result);
-        else
-            w->transfers[n_kept++] = *t;
-    }
-    w->n_transfers = n_kept;
+    sim_streams_tick(&w->streams);
 }
 
 static int32_t n_equal(const sim_row *a, const sim_row *b, int32_t g)
@@ -536,6 +485,8 @@ static void apply(sim_worker *w, const scheduler_output *out)
     int32_t n_appended = 0;
     w->n_shares = 0;
     check_totals(w, out);
+    sim_streams_submit(&w->streams, out);
+    sim_streams_flush(&w->streams, out);
     for (int32_t i = 0; i < out->n_finished && !is_faulty(w); i++)
         release_row(w, out->finished_ids[i], "finished");
     for (int32_t i = 0; i < out->n_preempted && !is_faulty(w); i++)
@@ -548,7 +499,9 @@ static void apply(sim_worker *w, const scheduler_output *out)
         const cached_request_msg *msg = &out->cached_requests[i];
         const block_ids_msg *append =
             scheduler_output_next_append(out, &n_appended, msg->request_id);
-        add_share(w, continue_row(w, msg, append), msg->n_scheduled_tokens, msg->n_draft_tokens);
+        const token_id *drafts = scheduler_output_drafts(out, msg);
+        add_share(w, continue_row(w, msg, append, drafts), msg->n_scheduled_tokens,
+                  msg->n_draft_tokens);
     }
     for (int32_t i = 0; i < out->n_new && !is_faulty(w); i++) {
         const new_request_msg *msg = &out->new_requests[i];
@@ -557,6 +510,8 @@ static void apply(sim_worker *w, const scheduler_output *out)
     if (is_faulty(w))
         return;
     check_encoder_inputs(w, out);
+    check_transfers(w, out);
+    sim_streams_apply(&w->streams, out);
     zero_blocks(w, out);
     check_zeroed(w, out);
     check_common_prefix(w, out);
@@ -592,7 +547,7 @@ static void write_slot(sim_worker *w, const sim_share *share, int32_t g, int32_t
         w->owner[id] = (int8_t)g;
     }
     w->written_in[slot] = w->next_step_id;
-    w->shadow[slot] = share->is_broken ? NOT_FINITE : sim_chain_content(chain, g);
+    w->shadow[slot] = share->is_broken ? SIM_NOT_FINITE : sim_chain_content(chain, g);
 }
 
 static void write_share(sim_worker *w, const sim_share *share)
@@ -621,7 +576,7 @@ static void break_share(sim_worker *w, sim_share *share)
         if (w->config->groups[g].kind == ATTENTION_CROSS)
             continue;
         for (int32_t pos = share->first; pos < share->first + share->n; pos++)
-            w->shadow[slot_of(w, share->row, g, pos)] = NOT_FINITE;
+            w->shadow[slot_of(w, share->row, g, pos)] = SIM_NOT_FINITE;
     }
 }
 
@@ -629,7 +584,10 @@ static void break_share(sim_worker *w, sim_share *share)
 static bool read_slot(sim_worker *w, const sim_share *share, int32_t g, int32_t pos, uint64_t chain)
 {
     size_t slot = slot_of(w, share->row, g, pos);
-    if (w->shadow[slot] == NOT_FINITE)
+    if (w->n_loading[slot / (size_t)w->max_block_size] != 0)
+        FAULT(w, "request %d reads block %zu, which is being loaded", (int)share->row->id,
+              slot / (size_t)w->max_block_size);
+    if (w->shadow[slot] == SIM_NOT_FINITE)
         return false;
     if (w->shadow[slot] != sim_chain_content(chain, g))
         FAULT(w,
@@ -758,20 +716,19 @@ void sim_worker_run(step_result *result, request_result_msg *results, sim_worker
     *result = (step_result){.step_id = out->step_id,
                             .results = results,
                             .prompt_results = w->prompts,
-                            .prompt_logprobs = w->scores,
-                            .finished_transfers = w->finished_transfers};
+                            .prompt_logprobs = w->scores};
     apply(w, out);
-    for (int32_t i = 0; i < out->n_transfers && !is_faulty(w); i++)
-        begin_transfer(w, &out->transfers[i], result);
+    sim_worker_tick(w);
     if (is_faulty(w))
         return;
     for (int32_t i = 0; i < w->n_shares; i++)
         write_share(w, &w->shares[i]);
+    sim_worker_tick(w);
     read_shares(w);
     for (int32_t i = 0; i < w->n_shares; i++)
         score_share(w, &w->shares[i], result);
     for (int32_t i = 0; i < w->n_shares; i++)
         sample_share(w, &w->shares[i], result, results);
-    go_on_with_transfers(w, result);
+    w->streams.n_steps_done = out->step_id;
     w->next_step_id++;
 }

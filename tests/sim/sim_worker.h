@@ -15,7 +15,8 @@
 #define TESTS_SIM_SIM_WORKER_H
 
 #include "proto/scheduler_output.h"
-#include "tests/sim/sim_tier.h"
+#include "proto/step_result.h"
+#include "tests/sim/sim_streams.h"
 
 #define SIM_MAX_TOKENS    (SIM_MAX_LEN + PGD_MAX_DRAFT_TOKENS + 1)
 #define SIM_MAX_IN_FLIGHT 4
@@ -53,15 +54,8 @@ typedef struct sim_share {
     bool is_broken;    /* computes numbers that are not finite */
 } sim_share;
 
-/* A transfer that goes on beside the steps. */
-typedef struct sim_transfer {
-    const sim_job *job;
-    int32_t n_left; /* steps */
-} sim_transfer;
-
 typedef struct sim_worker {
     const sim_config *config;
-    const sim_tier *tier;               /* the medium and its speed */
     const sim_request *const *requests; /* [SIM_MAX_REQUESTS], by id: what no message tells */
     int32_t max_block_size;
     uint64_t next_step_id;
@@ -75,9 +69,7 @@ typedef struct sim_worker {
     uint64_t *fresh_in;                /* [n_blocks], step that handed it out last */
     int8_t *n_loading;                 /* [n_blocks], transfers that write it */
     int8_t *n_storing;                 /* [n_blocks], transfers that read it */
-    int32_t n_transfers;
-    sim_transfer transfers[SIM_MAX_JOBS];
-    uint64_t finished_transfers[SIM_MAX_JOBS]; /* of the last step */
+    sim_streams streams;               /* of a worker with a tier */
     int32_t n_shares;
     sim_share shares[SIM_MAX_SEQS];
     uint64_t n_hit_positions;
@@ -86,12 +78,16 @@ typedef struct sim_worker {
     char fault[256]; /* first fault, empty = none */
 } sim_worker;
 
-/* Borrows all three until deinit. */
+/* Borrows what is given until deinit. medium: NULL = no tier. */
 void sim_worker_init(sim_worker *w, const sim_config *config, const sim_request *const *requests,
-                     const sim_tier *tier);
+                     sim_medium *medium, int32_t rank);
 void sim_worker_deinit(sim_worker *w);
 /* As a new process: nothing is known, memory holds garbage. next_step_id: of the first step. */
 void sim_worker_reset(sim_worker *w, uint64_t next_step_id);
+/* Its message has come, some time before it is run. */
+void sim_worker_receive(sim_worker *w, const scheduler_output *out);
+/* A moment passes: transfers go on. */
+void sim_worker_tick(sim_worker *w);
 /* Runs one step. results: [SIM_MAX_SEQS]; what *result points to is valid until the next step.
  * seen_step_id: the last step whose result the engine had when it made the message. */
 void sim_worker_run(step_result *result, request_result_msg *results, sim_worker *w,

@@ -125,7 +125,11 @@ static void print_totals(const char *name, const sim_totals *t, double took_s)
                                         "common prefixes",
                                         "loads",
                                         "of them failed",
-                                        "stores"};
+                                        "stores",
+                                        "resumed by a load",
+                                        "delays",
+                                        "flushes",
+                                        "promotions"};
     static_assert(PGD_ARRAY_LEN(names) == sizeof *t / sizeof(uint64_t), "a name for each");
     const uint64_t *values = (const uint64_t *)t;
     print_message("%s, %.1f s of CPU:", name, took_s);
@@ -157,6 +161,10 @@ static void expect_coverage(const sim_totals *t)
     assert_true(t->n_loads > 100);
     assert_true(t->n_failed_loads > 10);
     assert_true(t->n_stores > 100);
+    assert_true(t->n_resumed > 10);
+    assert_true(t->n_delays > 100);
+    assert_true(t->n_flushes > 100);
+    assert_true(t->n_promoted > 100);
 }
 
 static void test_scheduler_property_random_workloads(void **state)

@@ -243,30 +243,38 @@ static inline void sample_step(sample_arena *a, scheduler_output *out)
         out->total_scheduled_tokens += news[i].n_scheduled_tokens;
     }
     cached_request_msg *cached = sample_alloc(a, (size_t)out->n_cached * sizeof *cached);
+    bool has_drafts = sample_int(r, 0, 1) != 0;
     block_append_msg *appends = sample_alloc(a, (size_t)out->n_cached * sizeof *appends);
     for (int32_t i = 0; i < out->n_cached; i++) {
         int32_t n_drafts = sample_int(r, 0, 3);
         cached[i] = (cached_request_msg){.request_id = sample_u64(r),
                                          .n_computed_tokens = sample_int(r, 1, 80),
                                          .n_scheduled_tokens = n_drafts + sample_int(r, 1, 2),
-                                         .n_draft_tokens = n_drafts};
-        cached[i].draft_tokens =
-            sample_int(r, 0, 1) ? NULL : sample_ints(a, n_drafts, l->max_token_id);
+                                         .n_draft_tokens = n_drafts,
+                                         .first_draft_token = out->n_draft_tokens};
+        if (has_drafts)
+            out->n_draft_tokens += n_drafts;
         if (sample_int(r, 0, 1)) {
             appends[out->n_appends] = (block_append_msg){.request_id = cached[i].request_id};
             sample_blocks(a, &appends[out->n_appends++].blocks, 0, 2);
         }
         out->total_scheduled_tokens += cached[i].n_scheduled_tokens;
     }
+    out->draft_tokens = sample_ints(a, out->n_draft_tokens, l->max_token_id);
     kv_transfer_msg *transfers = sample_alloc(a, 2 * sizeof *transfers);
     out->n_transfers = sample_int(r, 0, 2);
     for (int32_t i = 0; i < out->n_transfers; i++) {
-        int32_t n = sample_int(r, 0, 3);
+        int32_t kind = sample_int(r, KV_TRANSFER_LOAD, KV_TRANSFER_FLUSH);
+        int32_t n = kind == KV_TRANSFER_FLUSH ? 0 : sample_int(r, 1, 3);
+        int32_t *device_blocks = sample_ints(a, n, l->max_block_id - 1);
+        for (int32_t k = 0; k < n; k++)
+            device_blocks[k]++;
         transfers[i] = (kv_transfer_msg){.job_id = sample_u64(r),
-                                         .kind = (kv_transfer_kind)sample_int(r, 1, 3),
+                                         .kind = (kv_transfer_kind)kind,
                                          .n_blocks = n,
-                                         .device_blocks = sample_ints(a, n, l->max_block_id),
-                                         .medium_blocks = sample_ints(a, n, INT32_MAX - 1)};
+                                         .device_blocks = device_blocks,
+                                         .medium_blocks = sample_ints(a, n, INT32_MAX - 1),
+                                         .tags = sample_ids(a, n)};
     }
     encoder_input_msg *inputs = sample_alloc(a, 2 * sizeof *inputs);
     out->n_encoder_inputs = sample_int(r, 0, 2);
@@ -340,8 +348,6 @@ static inline void sample_result(sample_arena *a, step_result *out)
     }
     out->prompt_results = prompts;
     out->prompt_logprobs = scores;
-    out->n_finished_transfers = sample_int(r, 0, 3);
-    out->finished_transfers = sample_ids(a, out->n_finished_transfers);
 }
 
 #endif

@@ -220,13 +220,13 @@ static void test_attach_urls(void **state)
                                           "ipc:///run/0.sock,ipc:///run/1.sock"};
     pgd_why why = {0};
     for (size_t i = 0; i < PGD_ARRAY_LEN(good); i++)
-        if (attach_check_url(good[i], false, &why) != PGD_OK)
+        if (attach_check_url(good[i], false, &why) != PGD_OK || !attach_is_local(good[i]))
             fail_msg("%s: %s", good[i], why.text);
     for (size_t i = 0; i < PGD_ARRAY_LEN(far); i++) {
         assert_int_equal(attach_check_url(far[i], false, &why), PGD_EINVAL);
         assert_non_null(
             strstr(why.text, "expected a worker_token_file for an address beyond loopback"));
-        if (attach_check_url(far[i], true, &why) != PGD_OK)
+        if (attach_check_url(far[i], true, &why) != PGD_OK || attach_is_local(far[i]))
             fail_msg("%s: %s", far[i], why.text);
     }
     for (size_t i = 0; i < PGD_ARRAY_LEN(bad); i++)

@@ -273,7 +273,7 @@ static void test_block_pool_shared_block_is_freed_once(void **state)
     block_pool_destroy(p);
 }
 
-static void test_block_pool_reset(void **state)
+static void test_block_pool_forgets_all(void **state)
 {
     (void)state;
     block_pool *p;
@@ -282,14 +282,71 @@ static void test_block_pool_reset(void **state)
     assert_int_equal(block_pool_create(&p, 4, true), PGD_OK);
     assert_true(block_pool_get_new(ids, p, 2));
     block_pool_publish(p, ids[0], &key, 0);
+    block_pool_publish(p, ids[1], &key, 1);
     block_pool_free(p, &ids[0], 1);
-    assert_false(block_pool_reset_cache(p));
-    assert_int_equal(block_pool_lookup(p, &key, 0), ids[0]);
-    block_pool_free(p, &ids[1], 1);
-    assert_true(block_pool_reset_cache(p));
+    block_pool_forget_cache(p);
     assert_int_equal(block_pool_lookup(p, &key, 0), -1);
+    assert_int_equal(block_pool_lookup(p, &key, 1), -1);
     assert_int_equal(block_pool_n_free_cached(p), 0);
+    assert_int_equal(block_pool_n_published(p), 0);
+    assert_int_equal(block_pool_ref_count(p, ids[1]), 1);
     block_pool_check(p);
+    block_pool_free(p, &ids[1], 1);
+    block_pool_check(p);
+    block_pool_destroy(p);
+}
+
+typedef struct heard {
+    char text[64];
+} heard;
+
+static void note(heard *h, char what, block_id id)
+{
+    size_t n = strlen(h->text);
+    h->text[n] = what;
+    h->text[n + 1] = (char)('0' + id);
+}
+
+static void on_published(void *arg, block_id id, const block_hash *hash, int32_t group_id)
+{
+    assert_int_equal(hash->bytes[0], 'a');
+    assert_int_equal(group_id, 3);
+    note(arg, 'p', id);
+}
+
+static void on_unpublished(void *arg, block_id id)
+{
+    note(arg, 'u', id);
+}
+
+static void on_reused(void *arg, block_id id)
+{
+    note(arg, 'r', id);
+}
+
+/* Once per change: a block that is published again is no news, one that is handed out again was right
+ * until then. */
+static void test_block_pool_tells_what_becomes_of_blocks(void **state)
+{
+    (void)state;
+    block_pool *p;
+    block_id ids[3];
+    heard h = {0};
+    block_hash key = key_of('a');
+    const block_listener listener = {&h, on_published, on_unpublished, on_reused};
+    assert_int_equal(block_pool_create(&p, 4, true), PGD_OK);
+    block_pool_set_listener(p, &listener);
+    assert_true(block_pool_get_new(ids, p, 3));
+    assert_false(block_pool_get_new(ids, p, 1));
+    block_pool_publish(p, 1, &key, 3);
+    block_pool_publish(p, 1, &key, 3);
+    block_pool_publish(p, 2, &key, 3);
+    block_pool_unpublish(p, (const block_id[]){2, 3}, 2);
+    block_pool_free(p, &ids[0], 1);
+    assert_true(block_pool_get_new(ids, p, 1));
+    block_pool_publish(p, 1, &key, 3);
+    block_pool_forget_cache(p);
+    assert_string_equal(h.text, "r1r2r3p1p2u2r1p1u1");
     block_pool_destroy(p);
 }
 
@@ -306,7 +363,8 @@ int main(void)
         cmocka_unit_test(test_block_pool_free_order),
         cmocka_unit_test(test_block_pool_free_order_without_caching),
         cmocka_unit_test(test_block_pool_shared_block_is_freed_once),
-        cmocka_unit_test(test_block_pool_reset),
+        cmocka_unit_test(test_block_pool_forgets_all),
+        cmocka_unit_test(test_block_pool_tells_what_becomes_of_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -53,7 +53,8 @@ static void test_completion_params_all_fields(void **state)
                        "bias\":{\"7\":-100,\"8\":1.5},\"logprobs\":4,"
                        "\"ignore_eos\":true,\"stream\":true,\"stream_options\":{\"include_usage\":"
                        "true},\"skip_special_tokens\":false,"
-                       "\"include_stop_str_in_output\":true,\"return_token_ids\":true,\"cache_"
+                       "\"include_stop_str_in_output\":true,\"return_token_ids\":true,"
+                       "\"return_cached_tokens_details\":true,\"cache_"
                        "salt\":\"s\",\"echo\":true,\"suffix\":\"\","
                        "\"user\":\"u\",\"max_tokens\":3,\"priority\":0}";
     assert_true(parse(&p, &f, body, strlen(body)));
@@ -69,7 +70,7 @@ static void test_completion_params_all_fields(void **state)
                 p.sampling.logit_bias[1].bias == 1.5f);
     assert_true(p.sampling.n_logprobs == 4 && p.ignore_eos && p.stream && p.include_usage &&
                 !p.skip_special);
-    assert_true(p.include_stop && p.return_token_ids && p.echo);
+    assert_true(p.include_stop && p.return_token_ids && p.return_cached_details && p.echo);
     assert_true(p.best_of == 3 && p.wants_logprobs);
     assert_int_equal(p.sampling.n_prompt_logprobs_per_token, 5);
     assert_string_equal(p.cache_salt, "s");

@@ -229,6 +229,35 @@ static int tear_down(void **state)
     return 0;
 }
 
+static void expect_usage(const completion_usage *usage, const char *want)
+{
+    strbuf b;
+    strbuf_init(&b);
+    completion_render_append_usage(&b, usage);
+    strbuf_append_char(&b, '\0');
+    assert_false(b.failed);
+    assert_string_equal(b.data, want);
+    strbuf_deinit(&b);
+}
+
+static void test_completion_render_usage(void **state)
+{
+    (void)state;
+    completion_usage usage = {.n_prompt_tokens = 100,
+                              .n_output_tokens = 7,
+                              .n_cached_tokens = 96,
+                              .n_host_tokens = 48,
+                              .n_disk_tokens = 16};
+    expect_usage(&usage,
+                 "\"usage\":{\"prompt_tokens\":100,\"completion_tokens\":7,\"total_tokens\":107,"
+                 "\"prompt_tokens_details\":{\"cached_tokens\":96}}");
+    usage.has_tiers = true;
+    expect_usage(&usage,
+                 "\"usage\":{\"prompt_tokens\":100,\"completion_tokens\":7,\"total_tokens\":107,"
+                 "\"prompt_tokens_details\":{\"cached_tokens\":96,\"cached_tokens_details\":"
+                 "{\"device\":32,\"host\":48,\"storage\":16}}}");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -236,6 +265,7 @@ int main(void)
         cmocka_unit_test(test_completion_render_echo_offsets),
         cmocka_unit_test(test_completion_render_special_tokens),
         cmocka_unit_test(test_completion_render_equal_texts),
+        cmocka_unit_test(test_completion_render_usage),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -54,6 +54,48 @@ static void test_config_precedence(void **state)
     unlink(path);
 }
 
+static void test_config_cache_options_need_each_other(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *flags[6];
+        const char *told; /* NULL = good */
+    } rows[] = {
+        {{"--kv-offload-memory=1G", "--kv-offload-policy=arc"}, NULL},
+        {{"--kv-offload-memory=1G", "--kv-offload-dir=/x", "--kv-offload-disk=2G"}, NULL},
+        {{"--kv-offload-memory=1G", "--kv-offload-persist", "--kv-hash-seed-file=/x"}, NULL},
+        {{"--kv-offload-memory=1G", "--kv-offload-dir=/x"},
+         "kv_offload_dir: expected kv_offload_disk too"},
+        {{"--kv-offload-memory=1G", "--kv-offload-disk=1G"},
+         "kv_offload_disk: expected kv_offload_dir too"},
+        {{"--kv-offload-dir=/x", "--kv-offload-disk=1G"},
+         "kv_offload_dir: expected kv_offload_memory too"},
+        {{"--kv-offload-persist", "--kv-hash-seed-file=/x"},
+         "kv_offload_persist: expected kv_offload_memory too"},
+        {{"--kv-offload-memory=1G", "--kv-offload-persist"},
+         "kv_offload_persist: expected kv_hash_seed_file too"},
+        {{"--kv-offload-memory=1G", "--no-enable-prefix-caching"},
+         "kv_offload_memory: expected enable_prefix_caching too"},
+        {{"--kv-offload-memory=1G", "--kv-offload-policy=fifo"}, "expected one of lru|arc"},
+        {{"--kv-events-replay-url=ipc:///x"}, "kv_events_replay_url: expected kv_events_url too"},
+        {{"--kv-events-url=ipc:///y", "--kv-events-replay-url=ipc:///x"}, NULL},
+        {{"--kv-offload-memory=65T"}, "kv_offload_memory: expected 0 to"},
+    };
+    for (size_t i = 0; i < PGD_ARRAY_LEN(rows); i++) {
+        config cfg;
+        pgd_why why;
+        char *argv[6];
+        int argc = 0;
+        for (; rows[i].flags[argc] != NULL; argc++)
+            argv[argc] = (char *)rows[i].flags[argc];
+        pgd_err err = load(&cfg, &why, argc, argv);
+        if (rows[i].told == NULL)
+            assert_int_equal(err, PGD_OK);
+        else if (err == PGD_OK || strstr(why.text, rows[i].told) == NULL)
+            fail_msg("expected \"%s\", got \"%s\"", rows[i].told, why.text);
+    }
+}
+
 static void test_config_file_faults_name_the_line(void **state)
 {
     (void)state;
@@ -72,7 +114,7 @@ static void test_config_file_faults_name_the_line(void **state)
         {"[scheduler]\nscheduling_policy = lifo\n",
          ":2: scheduling_policy: expected one of fcfs|priority"},
         {"[server]\nport\n", ":2: expected `name = value`"},
-        {"[cache]\nkv_offload_memory = 1G\n", ":2: option kv_offload_memory is not built"},
+        {"[cache]\ngpu_memory_utilization = 1\n", ":2: option gpu_memory_utilization is not built"},
         /* the first fault is told, whatever follows */
         {"[server]\nprot = 1\nport = 90\n", ":2: unknown option prot"},
         {"[server]\nport = abc\n[model]\nmodle = x\n", ":2: port: expected an integer"},
@@ -209,6 +251,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config_precedence),
+        cmocka_unit_test(test_config_cache_options_need_each_other),
         cmocka_unit_test(test_config_file_faults_name_the_line),
         cmocka_unit_test(test_config_file_form),
         cmocka_unit_test(test_config_flags),

@@ -105,6 +105,7 @@ static void test_control_small(void **state)
     done.vocab_size = 1000;
     memset(done.model_fingerprint, 0xa5, sizeof done.model_fingerprint);
     done.load_us = 77;
+    snprintf(done.numerics, sizeof done.numerics, "cpu avx2 numerics=1 gcc 12.2.0");
     check_load_done(&done);
     ZEROED(kv_config_msg, kv);
     kv.n_blocks = 1000;
@@ -118,6 +119,9 @@ static void test_control_small(void **state)
     kv.layout.n_slots = 2;
     kv.layout.page_bytes[0] = UINT64_MAX;
     kv.layout.page_bytes[1] = 7;
+    snprintf(kv.offload_path, sizeof kv.offload_path, "/proc/17/fd/9");
+    kv.offload_blocks = INT32_MAX;
+    kv.offload_n_ranks = 1024;
     check_kv_config(&kv);
     ZEROED(kv_ready_msg, ready);
     ready.kv_bytes = 1ull << 33;
@@ -126,6 +130,21 @@ static void test_control_small(void **state)
     beat.progress = 99;
     beat.last_step_id = 100;
     check_heartbeat(&beat);
+    ZEROED(transfers_done_msg, transfers);
+    transfers.n_done = 2;
+    transfers.done[0] = (kv_transfer_done){UINT64_MAX, INT32_MAX, UINT32_MAX, UINT64_MAX};
+    transfers.done[1] = (kv_transfer_done){1, 0, 2, 3};
+    check_transfers_done(&transfers);
+    transfers.n_done = CONTROL_MAX_DONE; /* a larger frame than others of this table */
+    transfers_done_msg again;
+    frame f = frame_encode(WIRE_TRANSFERS_DONE, &control_transfers_done_record, &transfers);
+    assert_int_equal(control_decode_transfers_done(&again, f.data, f.n_bytes, NULL), PGD_OK);
+    assert_int_equal(again.n_done, CONTROL_MAX_DONE);
+    free(f.data);
+    transfers.n_done = 0;
+    f = frame_encode(WIRE_TRANSFERS_DONE, &control_transfers_done_record, &transfers);
+    assert_int_equal(control_decode_transfers_done(&again, f.data, f.n_bytes, NULL), PGD_EPROTO);
+    free(f.data);
     ZEROED(error_msg, error);
     error.err = PGD_EFORMAT;
     error.is_fatal = 2;
@@ -156,7 +175,7 @@ static void test_control_refuses(void **state)
     assert_string_equal(why.text, "frame: expected message hello, got error");
     f.data[4] = WIRE_VERSION + 1;
     assert_int_equal(control_decode_error(&out, f.data, f.n_bytes, &why), PGD_EUNSUPPORTED);
-    assert_non_null(strstr(why.text, "expected protocol version 4, got 5"));
+    assert_non_null(strstr(why.text, "expected protocol version 5, got 6"));
     free(f.data);
 }
 

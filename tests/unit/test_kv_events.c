@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "engine/offload/offload_manager.h"
 #include "tests/unit/kv_fixture.h"
 #include "tests/unit/kv_oracle.h"
 
@@ -62,7 +63,7 @@ static void expect_removed(const block_hash *hash)
     kv_cache_event ev = expect(KV_CACHE_REMOVED);
     assert_int_equal(ev.n_hashes, 1);
     assert_memory_equal(ev.hashes, hash, sizeof *hash);
-    assert_string_equal(ev.medium, "GPU");
+    assert_int_equal(ev.medium, KV_MEDIUM_DEVICE);
     kv_events_pop(events);
 }
 
@@ -85,7 +86,7 @@ static void test_kv_events_stored_says_all(void **state)
     assert_int_equal(ev.seq, 0);
     assert_int_equal(ev.group_id, 0);
     assert_string_equal(ev.attention, "full");
-    assert_string_equal(ev.medium, "GPU");
+    assert_int_equal(ev.medium, KV_MEDIUM_DEVICE);
     assert_int_equal(ev.window, 0);
     assert_int_equal(ev.block_size, 4);
     assert_null(ev.parent);
@@ -133,6 +134,7 @@ static void test_kv_events_stored_says_all(void **state)
     assert_true(kv_manager_reset_cache(m));
     ev = expect(KV_CACHE_CLEARED);
     assert_int_equal(ev.group_id, -1);
+    assert_int_equal(ev.medium, KV_MEDIUM_DEVICE);
     kv_events_pop(events);
     expect_nothing();
     request_destroy(r);
@@ -482,6 +484,124 @@ static void test_kv_events_long_store_is_told_in_pieces(void **state)
     end(m);
 }
 
+static void tell_host_stored(void *arg, const offload_key *keys, const int32_t *medium_ids,
+                             int32_t n_keys)
+{
+    (void)medium_ids;
+    kv_events_tier_stored(arg, KV_MEDIUM_HOST, keys, n_keys);
+}
+
+static void tell_host_removed(void *arg, const offload_key *keys, const int32_t *medium_ids,
+                              int32_t n_keys)
+{
+    (void)medium_ids;
+    kv_events_tier_removed(arg, KV_MEDIUM_HOST, keys, n_keys);
+}
+
+static void store_in(offload_manager *m, const offload_key *keys, int32_t n_keys, bool ok)
+{
+    offload_store s;
+    assert_true(offload_manager_prepare_store(&s, m, keys, n_keys));
+    offload_manager_complete_store(m, keys, n_keys, ok, offload_manager_generation(m));
+}
+
+/* A tier tells what can be loaded from it, by its own medium; a snapshot walks all of them, in pieces,
+ * and what is being stored is not there yet. */
+static void test_kv_events_of_tiers(void **state)
+{
+    (void)state;
+    enum { N = 700 };
+    begin(1 << 20);
+    const kv_group_spec specs[2] = {spec_of(ATTENTION_FULL, 2, 0), spec_of(ATTENTION_FULL, 2, 0)};
+    kv_manager *m = new_watched(300, specs, 2, 2);
+    const offload_manager_opts opts = {.capacity = N,
+                                       .policy = offload_policy_arc(),
+                                       .on_stored = tell_host_stored,
+                                       .on_removed = tell_host_removed,
+                                       .arg = events};
+    offload_manager *tier;
+    static offload_key keys[N + 1];
+    static block_hash hashes[N + 1];
+    oracle_hashes(hashes, N + 1);
+    for (int32_t i = 0; i <= N; i++)
+        keys[i] = (offload_key){hashes[i], i >= 100};
+    assert_int_equal(offload_manager_create(&tier, &opts), PGD_OK);
+    kv_events_set_tier(events, KV_MEDIUM_HOST, offload_manager_list, tier);
+    store_in(tier, keys, N - 1, true);
+    int32_t n_told = 0;
+    for (kv_cache_event ev; kv_events_peek(&ev, events); kv_events_pop(events)) {
+        assert_int_equal(ev.kind, KV_CACHE_STORED);
+        assert_int_equal(ev.medium, KV_MEDIUM_HOST);
+        assert_null(ev.tokens);
+        assert_null(ev.parent);
+        assert_int_equal(ev.block_size, 2);
+        for (int32_t i = 0; i < ev.n_hashes; i++, n_told++) {
+            assert_memory_equal(&ev.hashes[i], &hashes[n_told], sizeof(block_hash));
+            assert_int_equal(ev.group_id, n_told >= 100);
+        }
+    }
+    assert_int_equal(n_told, N - 1);
+    store_in(tier, &keys[N - 1], 1, false); /* a store that fails is told by nobody */
+    expect_nothing();
+    offload_store s;
+    assert_true(offload_manager_prepare_store(&s, tier, &keys[N - 1], 1));
+    /* One is evicted behind the walk's back, its place taken by the one that comes. */
+    request *r = new_range(0, 40, 2);
+    assert_true(alloc(NULL, m, r, 40));
+    drain();
+    kv_events_request_snapshot(events);
+    static bool is_known[N + 1];
+    int32_t n_device = 0;
+    bool is_ended = false;
+    for (int32_t turn = 0; !is_ended; turn++) {
+        kv_manager_pump_events(m);
+        if (turn == 3) {
+            offload_manager_complete_store(tier, &keys[N - 1], 1, true, 0);
+            store_in(tier, &keys[N], 1, true);
+        }
+        for (kv_cache_event ev; kv_events_peek(&ev, events); kv_events_pop(events)) {
+            is_ended = ev.kind == KV_CACHE_SNAPSHOT_END;
+            if (ev.medium == KV_MEDIUM_DEVICE && ev.kind == KV_CACHE_STORED)
+                n_device += ev.n_hashes;
+            for (int32_t i = 0; ev.medium == KV_MEDIUM_HOST && i < ev.n_hashes; i++) {
+                int32_t k = 0;
+                while (memcmp(&hashes[k], &ev.hashes[i], sizeof(block_hash)) != 0)
+                    k++;
+                is_known[k] = ev.kind == KV_CACHE_STORED;
+            }
+        }
+        assert_true(turn < 20);
+    }
+    assert_int_equal(n_device, 40); /* 20 in each group */
+    for (int32_t k = 0; k <= N; k++)
+        assert_int_equal(is_known[k], offload_manager_lookup(tier, &keys[k]) == OFFLOAD_HIT);
+    /* The device's blocks may go while the tier's stay, and the other way round. */
+    give_back(m, r);
+    assert_true(kv_manager_reset_cache(m));
+    kv_cache_event ev = expect(KV_CACHE_CLEARED);
+    assert_int_equal(ev.medium, KV_MEDIUM_DEVICE);
+    kv_events_pop(events);
+    offload_manager_reset(tier);
+    kv_events_cleared(events, KV_MEDIUM_HOST);
+    ev = expect(KV_CACHE_CLEARED);
+    assert_int_equal(ev.medium, KV_MEDIUM_HOST);
+    kv_events_pop(events);
+    int32_t cursor = 0;
+    while (cursor >= 0)
+        assert_int_equal(offload_manager_list(keys, tier, 64, &cursor), 0);
+    kv_events_set_tier(events, KV_MEDIUM_HOST, NULL, NULL);
+    kv_events_request_snapshot(events);
+    for (int32_t i = 0; i < 5; i++)
+        kv_manager_pump_events(m);
+    expect(KV_CACHE_SNAPSHOT_BEGIN);
+    kv_events_pop(events);
+    expect(KV_CACHE_SNAPSHOT_END);
+    kv_events_pop(events);
+    request_destroy(r);
+    offload_manager_destroy(tier);
+    end(m);
+}
+
 static void test_kv_events_create_refuses(void **state)
 {
     (void)state;
@@ -576,6 +696,7 @@ int main(void)
         cmocka_unit_test(test_kv_events_snapshot_tells_copies_behind_the_walk),
         cmocka_unit_test(test_kv_events_wrap_spares_unread_records),
         cmocka_unit_test(test_kv_events_long_store_is_told_in_pieces),
+        cmocka_unit_test(test_kv_events_of_tiers),
         cmocka_unit_test(test_kv_events_create_refuses),
         cmocka_unit_test(test_kv_events_reader_in_another_thread),
     };

@@ -154,6 +154,48 @@ static void test_kv_group_manager_zero_list(void **state)
     kv_manager_destroy(m);
 }
 
+/* A load may write its blocks while the step zeroes, so they are not zeroed, nor are those that others
+ * had while the step was put together. */
+static void test_kv_group_manager_loaded_blocks_are_not_zeroed(void **state)
+{
+    (void)state;
+    kv_manager *m = new_window_manager(16, 64);
+    request *other = new_range(0, 6, 16);
+    request *r = new_range(100, 6, 16);
+    const block_id *ids;
+    block_ids_msg table;
+    assert_true(alloc(NULL, m, other, 6));
+    give_back(m, other);
+    assert_true(alloc(NULL, m, other, 2));
+    block_id kept;
+    kv_manager_get_table(&table, m, other);
+    kept = table.ids[1][0];
+    kv_alloc load = {.hit = kv_manager_lookup(m, r), .n_external_tokens = 4, .is_load = true};
+    assert_true(kv_manager_allocate(NULL, m, r, &load));
+    kv_manager_get_table(&table, m, r);
+    int32_t n_ids = kv_manager_take_blocks_to_zero(&ids, m);
+    bool is_kept_listed = false;
+    for (int32_t i = 0; i < n_ids; i++) {
+        is_kept_listed = is_kept_listed || ids[i] == kept;
+        for (int g = 0; g < 2; g++) {
+            for (int32_t k = 0; k < table.n_blocks[g]; k++)
+                assert_int_not_equal(ids[i], table.ids[g][k]);
+        }
+    }
+    assert_true(is_kept_listed);
+    /* What the request computes itself is zeroed. */
+    r->num_computed_tokens = 4;
+    assert_true(alloc(NULL, m, r, 2));
+    kv_manager_get_table(&table, m, r);
+    assert_int_equal(kv_manager_take_blocks_to_zero(&ids, m), 1);
+    assert_int_equal(ids[0], table.ids[1][2]);
+    give_back(m, other);
+    give_back(m, r);
+    request_destroy(other);
+    request_destroy(r);
+    kv_manager_destroy(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -161,6 +203,7 @@ int main(void)
         cmocka_unit_test(test_kv_group_manager_window_group_recycles),
         cmocka_unit_test(test_kv_group_manager_admission_cap_of_window_group),
         cmocka_unit_test(test_kv_group_manager_zero_list),
+        cmocka_unit_test(test_kv_group_manager_loaded_blocks_are_not_zeroed),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

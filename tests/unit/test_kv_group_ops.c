@@ -184,6 +184,12 @@ static void test_kv_group_ops_skipped_tokens_are_those_nobody_reads(void **state
                     n_unread++;
                 assert_int_equal(spec.ops->skipped_tokens(&spec, n), n_unread);
             }
+            for (int32_t n = 1; n < 60; n++) {
+                int32_t least = 0;
+                while (spec.ops->skipped_tokens(&spec, least) < n)
+                    least++;
+                assert_int_equal(spec.ops->tokens_to_skip(&spec, n), least);
+            }
         }
     }
 }

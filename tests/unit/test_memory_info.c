@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "worker/memory_info.h"
+#include "common/memory_info.h"
 
 typedef struct tree {
     char root[64];

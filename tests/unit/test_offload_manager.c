@@ -31,16 +31,36 @@ static void note(char sign, const offload_key *keys, int32_t n_keys)
     (void)snprintf(events + n, sizeof events - n, " ");
 }
 
-static void on_stored(void *arg, const offload_key *keys, int32_t n_keys)
+static int32_t held[64]; /* number of the key that was told to be in a medium block, 0 = none */
+
+static void on_stored(void *arg, const offload_key *keys, const int32_t *medium_ids, int32_t n_keys)
 {
     (void)arg;
     note('+', keys, n_keys);
+    for (int32_t i = 0; i < n_keys; i++) {
+        assert_int_equal(held[medium_ids[i]], 0);
+        held[medium_ids[i]] = number_of(&keys[i]);
+    }
 }
 
-static void on_removed(void *arg, const offload_key *keys, int32_t n_keys)
+static void on_removed(void *arg, const offload_key *keys, const int32_t *medium_ids,
+                       int32_t n_keys)
 {
     (void)arg;
     note('-', keys, n_keys);
+    for (int32_t i = 0; i < n_keys; i++) {
+        assert_int_equal(held[medium_ids[i]], number_of(&keys[i]));
+        held[medium_ids[i]] = 0;
+    }
+}
+
+static int32_t touched[64];
+static int32_t n_touched;
+
+static void on_touched(void *arg, int32_t medium_id)
+{
+    (void)arg;
+    touched[n_touched++ % 64] = held[medium_id];
 }
 
 static void expect_events(const char *want)
@@ -49,15 +69,25 @@ static void expect_events(const char *want)
     events[0] = 0;
 }
 
+static void on_reset(void *arg)
+{
+    (void)arg;
+    memset(held, 0, sizeof held);
+}
+
 static offload_manager *new_manager(const char *policy, int32_t capacity)
 {
     offload_manager_opts opts = {.capacity = capacity,
                                  .policy = offload_policy_find(policy),
                                  .on_stored = on_stored,
-                                 .on_removed = on_removed};
+                                 .on_removed = on_removed,
+                                 .on_touched = on_touched,
+                                 .on_reset = on_reset};
     offload_manager *m;
     assert_int_equal(offload_manager_create(&m, &opts), PGD_OK);
     events[0] = 0;
+    memset(held, 0, sizeof held);
+    n_touched = 0;
     return m;
 }
 
@@ -257,10 +287,11 @@ static void test_offload_manager_arc_adapts_both_ways(void **state)
     assert_true(offload_manager_get_policy(m)->target == 1);
     touch(m, KEYS(2));
     assert_true(offload_manager_get_policy(m)->target == 0);
-    /* Stored again, a lost key starts in T1. */
+    /* Stored again, a lost key starts in T2. */
     store(m, KEYS(3));
     expect_lookup(m, KEYS(3), OFFLOAD_HIT);
-    assert_int_equal(offload_manager_get_policy(m)->n_entries[T1], 1);
+    expect_list(m, T1, NONE);
+    expect_list(m, T2, KEYS(1, 3));
     offload_manager_destroy(m);
 }
 
@@ -371,6 +402,60 @@ static void test_offload_manager_reset(void **state)
     expect_lookup(m, KEYS(2), OFFLOAD_PENDING);
     complete(m, KEYS(2), true);
     expect_lookup(m, KEYS(2), OFFLOAD_HIT);
+    offload_manager_destroy(m);
+}
+
+/* Only loadable blocks are told, the head of a prefix last. */
+static void test_offload_manager_tells_touches(void **state)
+{
+    (void)state;
+    offload_manager *m = new_manager("arc", 3);
+    offload_store s;
+    key_list three = KEYS(3);
+    store(m, KEYS(1, 2));
+    assert_true(offload_manager_prepare_store(&s, m, three.keys, 1));
+    touch(m, KEYS(1, 2, 3, 4));
+    assert_int_equal(n_touched, 2);
+    assert_int_equal(touched[0], 2);
+    assert_int_equal(touched[1], 1);
+    offload_manager_destroy(m);
+}
+
+static void test_offload_manager_restores(void **state)
+{
+    (void)state;
+    const char *const policies[] = {"lru", "arc"};
+    for (int32_t i = 0; i < 2; i++) {
+        offload_manager *m = new_manager(policies[i], 6);
+        key_list keys = KEYS(5, 6, 5, 7);
+        int32_t ids[] = {4, 3, 1, 0};
+        offload_manager_restore(m, keys.keys, ids, keys.n);
+        assert_int_equal(ids[0], -1); /* the older copy */
+        assert_int_equal(ids[2], 1);
+        for (int32_t k = 1; k < 4; k++)
+            held[ids[k]] = number_of(&keys.keys[k]);
+        offload_manager_check(m);
+        assert_int_equal(offload_manager_n_blocks(m), 3);
+        assert_int_equal(offload_manager_n_evictable(m), 3);
+        expect_lookup(m, KEYS(5, 6, 7), OFFLOAD_HIT);
+        /* Never used ids, then the holes; then the least recent one goes. */
+        expect_store(m, KEYS(10, 11, 12), KEYS(10, 11, 12), KEYS(4, 5, 2), NONE);
+        expect_store(m, KEYS(13, 14), KEYS(13, 14), KEYS(1, 3), KEYS(6, 5));
+        complete(m, KEYS(10, 11, 12, 13, 14), true);
+        key_list load = KEYS(7);
+        assert_true(offload_manager_prepare_load(ids, m, load.keys, 1));
+        assert_int_equal(ids[0], 0);
+        offload_manager_destroy(m);
+    }
+    /* Nothing, and all of it. */
+    offload_manager *m = new_manager("arc", 2);
+    key_list both = KEYS(1, 2);
+    int32_t ids[] = {1, 0};
+    offload_manager_restore(m, NULL, NULL, 0);
+    offload_manager_check(m);
+    offload_manager_restore(m, both.keys, ids, 2);
+    memcpy(held, (int32_t[]){2, 1}, 2 * sizeof *held);
+    expect_store(m, KEYS(3), KEYS(3), KEYS(1), KEYS(1));
     offload_manager_destroy(m);
 }
 
@@ -497,6 +582,8 @@ int main(void)
         cmocka_unit_test(test_offload_manager_protects_its_keys),
         cmocka_unit_test(test_offload_manager_load_needs_all),
         cmocka_unit_test(test_offload_manager_reset),
+        cmocka_unit_test(test_offload_manager_tells_touches),
+        cmocka_unit_test(test_offload_manager_restores),
         cmocka_unit_test(test_offload_manager_groups_are_apart),
         cmocka_unit_test(test_offload_manager_refuses),
         cmocka_unit_test(test_offload_manager_random),

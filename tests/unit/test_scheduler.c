@@ -171,7 +171,7 @@ static request *begin_h21(fix_req q, const token_id *drafts, int32_t n_drafts)
     const cached_request_msg *msg = fix_cached_msg(&f, 0);
     assert_int_equal(msg->n_draft_tokens, n_drafts);
     for (int32_t i = 0; i < n_drafts; i++)
-        assert_int_equal(msg->draft_tokens[i], drafts[i]);
+        assert_int_equal(scheduler_output_drafts(&f.out, msg)[i], drafts[i]);
     return r;
 }
 

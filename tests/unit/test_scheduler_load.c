@@ -13,6 +13,7 @@ typedef struct script {
     int n_asked;
     int n_allocated;
     int n_finished;
+    int n_forgotten;
     int32_t n_local;
     int32_t n_external;
     int32_t n_table_blocks;
@@ -26,9 +27,11 @@ static int n_events;
 static kv_transfer_msg transfers[FIX_MAX_REQS];
 static int32_t n_transfers;
 static int n_results;
+static int n_step_tokens;
+static int n_reports;
 static int n_resets;
 
-static kv_match on_match(void *arg, const request *r, int32_t n_local_tokens)
+static kv_match on_match(void *arg, request *r, int32_t n_local_tokens)
 {
     script *q = &((script *)arg)[r->id];
     kv_match match = q->match;
@@ -65,11 +68,30 @@ static bool on_build_step(void *arg, scheduler_output *out)
     return false;
 }
 
-static void on_result(void *arg, const step_result *result)
+static pgd_err on_transfers(void *arg, int32_t rank, const kv_transfer_done *done, int32_t n_done)
 {
     (void)arg;
-    (void)result;
+    n_reports += n_done;
+    return rank == 0 && done[0].job_id == 7 ? PGD_OK : PGD_EPROTO;
+}
+
+static void on_step(void *arg, int32_t n_tokens, uint32_t forward_us)
+{
+    (void)arg;
+    (void)forward_us;
+    n_step_tokens += n_tokens;
     n_results++;
+}
+
+static bool has_work(void *arg)
+{
+    (void)arg;
+    return n_transfers > 0;
+}
+
+static void on_forget(void *arg, const request *r)
+{
+    ((script *)arg)[r->id].n_forgotten++;
 }
 
 static bool on_next_event(void *arg, kv_event *out)
@@ -103,7 +125,10 @@ static const kv_connector connector = {.arg = scripts,
                                        .match = on_match,
                                        .allocated = on_allocated,
                                        .build_step = on_build_step,
-                                       .on_result = on_result,
+                                       .on_transfers = on_transfers,
+                                       .on_step = on_step,
+                                       .has_work = has_work,
+                                       .forget = on_forget,
                                        .next_event = on_next_event,
                                        .finished = on_end,
                                        .reset = on_reset};
@@ -111,7 +136,7 @@ static const kv_connector connector = {.arg = scripts,
 static void init(scheduler_opts opts)
 {
     memset(scripts, 0, sizeof scripts);
-    n_events = n_results = n_resets = 0;
+    n_events = n_results = n_resets = n_step_tokens = n_reports = 0;
     n_transfers = 0;
     opts.connector = &connector;
     fix_init(&f, opts);
@@ -146,6 +171,7 @@ static void test_scheduler_load_sc5g_request_waits_for_its_load(void **state)
     (void)state;
     init(fix_opts());
     script_hit(0, 64, true);
+    scripts[0].match.n_disk_tokens = 48;
     request *r = FIX_ADD(&f, .n_prompt = 100);
     FIX_ADD(&f, .n_prompt = 20);
     assert_true(fix_schedule(&f));
@@ -176,7 +202,11 @@ static void test_scheduler_load_sc5g_request_waits_for_its_load(void **state)
     assert_int_equal(scripts[0].n_local, 64);
     assert_int_equal(scripts[0].n_external, 0);
     assert_int_equal(r->num_cached_tokens, 64);
+    assert_int_equal(r->num_host_tokens, 16);
+    assert_int_equal(r->num_disk_tokens, 48);
+    assert_int_equal(stats().n_external_queries_tokens, 100 + 20);
     assert_int_equal(stats().n_external_hit_tokens, 64);
+    assert_int_equal(stats().n_disk_hit_tokens, 48);
     assert_int_equal(stats().n_prefix_hit_tokens, 0);
     assert_int_equal(stats().n_loading, 0);
     fix_answer_all(&f);
@@ -201,6 +231,37 @@ static void test_scheduler_load_goes_out_alone(void **state)
     assert_true(fix_schedule(&f));
     assert_int_equal(fix_scheduled(&f, 0), 36);
     fix_answer_all(&f);
+    fix_deinit(&f);
+}
+
+/* Reports reach the connector and its answer the caller; it hears of each step, of results that are
+ * not to be trusted, and keeps the scheduler awake while it has something to send. */
+static void test_scheduler_load_connector_hears_of_everything(void **state)
+{
+    (void)state;
+    init(fix_opts());
+    FIX_ADD(&f, .n_prompt = 100);
+    assert_true(fix_schedule(&f));
+    request_result_msg broken = {
+        .request_id = 0, .request_epoch = 1, .error = REQUEST_ERROR_NAN_LOGITS};
+    step_result result = {.step_id = f.out.step_id, .n_results = 1, .results = &broken};
+    assert_int_equal(scheduler_update(f.s, &result), PGD_OK);
+    assert_int_equal(n_step_tokens, 100);
+    assert_int_equal(scripts[0].n_forgotten, 1);
+    assert_false(fix_schedule(&f) && scheduler_has_work(f.s));
+    n_transfers = 1;
+    assert_true(scheduler_has_work(f.s));
+    n_transfers = 0;
+    kv_transfer_done done[2] = {{.job_id = 7}, {.job_id = 8}};
+    assert_int_equal(scheduler_transfers_done(f.s, 0, done, 2), PGD_OK);
+    assert_int_equal(n_reports, 2);
+    assert_int_equal(scheduler_transfers_done(f.s, 1, done, 2), PGD_EPROTO);
+    if (f.s->n_records > 0)
+        fix_answer_all(&f);
+    fix_deinit(&f);
+    init(fix_opts());
+    f.s->has_connector = false;
+    assert_int_equal(scheduler_transfers_done(f.s, 0, done, 2), PGD_EPROTO);
     fix_deinit(&f);
 }
 
@@ -727,6 +788,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_scheduler_load_sc5g_request_waits_for_its_load),
         cmocka_unit_test(test_scheduler_load_goes_out_alone),
+        cmocka_unit_test(test_scheduler_load_connector_hears_of_everything),
         cmocka_unit_test(test_scheduler_load_sc5b_behind_the_local_hit),
         cmocka_unit_test(test_scheduler_load_sc5b_asked_again),
         cmocka_unit_test(test_scheduler_load_up6_recomputes_from_the_first_bad_block),

@@ -82,11 +82,11 @@ static void assert_steps_equal(const scheduler_output *a, const scheduler_output
         assert_int_equal(x->n_computed_tokens, y->n_computed_tokens);
         assert_int_equal(x->n_scheduled_tokens, y->n_scheduled_tokens);
         assert_int_equal(x->n_draft_tokens, y->n_draft_tokens);
-        assert_int_equal(x->draft_tokens == NULL, y->draft_tokens == NULL);
-        if (x->draft_tokens != NULL)
-            assert_memory_equal(x->draft_tokens, y->draft_tokens,
-                                (size_t)x->n_draft_tokens * sizeof(token_id));
+        assert_int_equal(x->first_draft_token, y->first_draft_token);
     }
+    assert_int_equal(a->n_draft_tokens, b->n_draft_tokens);
+    for (int i = 0; i < a->n_draft_tokens; i++)
+        assert_int_equal(a->draft_tokens[i], b->draft_tokens[i]);
     assert_int_equal(a->n_appends, b->n_appends);
     for (int i = 0; i < a->n_appends; i++) {
         assert_true(a->appends[i].request_id == b->appends[i].request_id);
@@ -110,6 +110,7 @@ static void assert_steps_equal(const scheduler_output *a, const scheduler_output
         if (x->n_blocks > 0) {
             assert_memory_equal(x->device_blocks, y->device_blocks, (size_t)x->n_blocks * 4);
             assert_memory_equal(x->medium_blocks, y->medium_blocks, (size_t)x->n_blocks * 4);
+            assert_memory_equal(x->tags, y->tags, (size_t)x->n_blocks * 8);
         }
     }
     assert_int_equal(a->n_encoder_inputs, b->n_encoder_inputs);
@@ -259,6 +260,8 @@ static void test_scheduler_output_rules_cached(void **state)
     expect(NULL, &c, 6, "a context of at most 96");
     c = (cached_request_msg){.request_id = 9, .n_scheduled_tokens = 2, .n_draft_tokens = 2};
     expect(NULL, &c, 2, "drafts");
+    c = (cached_request_msg){.request_id = 9, .n_scheduled_tokens = 2, .first_draft_token = 1};
+    expect(NULL, &c, 2, "expected its drafts from 0 on, got 1");
     expect(NULL, NULL, 0, NULL);
     c.n_draft_tokens = 0;
     arena_.limits.n_groups++;
@@ -269,6 +272,52 @@ static void test_scheduler_output_rules_cached(void **state)
         scheduler_output_decode(&back, &scratch_, f.data, f.n_bytes, &arena_.limits, NULL),
         PGD_EPROTO);
     free(f.data);
+}
+
+static void test_scheduler_output_rules_transfers(void **state)
+{
+    (void)state;
+    static block_id devices[KV_TRANSFER_MAX_BLOCKS + 1];
+    static int32_t mediums[KV_TRANSFER_MAX_BLOCKS + 1];
+    static uint64_t tags[KV_TRANSFER_MAX_BLOCKS + 1];
+    static const int32_t negative[] = {-1};
+    static const block_id null_block[] = {0};
+    start(5);
+    for (size_t i = 0; i < PGD_ARRAY_LEN(devices); i++)
+        devices[i] = arena_.limits.max_block_id;
+    const kv_transfer_msg load = {1, KV_TRANSFER_LOAD, 1, devices, mediums, tags};
+    const kv_transfer_msg flush = {1, KV_TRANSFER_FLUSH, 0, NULL, NULL, NULL};
+    const struct {
+        kv_transfer_msg t[2];
+        const char *why_part; /* NULL: valid */
+    } cases[] = {
+        {{load, flush}, NULL},
+        {{{1, KV_TRANSFER_LOAD, 0, NULL, NULL, NULL}, flush}, "expected blocks for a load"},
+        {{{1, KV_TRANSFER_STORE, 0, NULL, NULL, NULL}, flush}, "expected blocks for a load"},
+        {{{1, KV_TRANSFER_FLUSH, 1, devices, mediums, tags}, flush}, "got 1 for kind 3"},
+        {{{1, KV_TRANSFER_LOAD, 1, null_block, mediums, tags}, flush}, "expected 1..49, got 0"},
+        {{{1, KV_TRANSFER_LOAD, 1, devices, negative, tags}, flush}, "medium_blocks"},
+        {{{1, (kv_transfer_kind)4, 1, devices, mediums, tags}, flush}, "kind"},
+        {{{1, KV_TRANSFER_STORE, KV_TRANSFER_MAX_BLOCKS, devices, mediums, tags}, flush}, NULL},
+        {{{1, KV_TRANSFER_STORE, KV_TRANSFER_MAX_BLOCKS, devices, mediums, tags}, load},
+         "at most 65536 blocks to be transferred, got 65537"},
+        {{{1, KV_TRANSFER_STORE, KV_TRANSFER_MAX_BLOCKS + 1, devices, mediums, tags}, load},
+         "device_blocks"},
+    };
+    for (size_t i = 0; i < PGD_ARRAY_LEN(cases); i++) {
+        scheduler_output out = {
+            .n_groups = arena_.limits.n_groups, .n_transfers = 2, .transfers = cases[i].t};
+        scheduler_output back;
+        pgd_why why = {0};
+        frame f = frame_encode(WIRE_STEP, &scheduler_output_record, &out);
+        pgd_err err =
+            scheduler_output_decode(&back, &scratch_, f.data, f.n_bytes, &arena_.limits, &why);
+        if ((err == PGD_OK) != (cases[i].why_part == NULL) ||
+            (err != PGD_OK && strstr(why.text, cases[i].why_part) == NULL))
+            fail_msg("case %zu: %s", i, err == PGD_OK ? "accepted" : why.text);
+        assert_true(f.n_bytes <= scheduler_output_max_frame_bytes(&arena_.limits) || i == 9);
+        free(f.data);
+    }
 }
 
 /* An append belongs to a continuing request, and comes in their order, once. */
@@ -345,6 +394,7 @@ int main(void)
         cmocka_unit_test(test_scheduler_output_rules_new),
         cmocka_unit_test(test_scheduler_output_rules_cached),
         cmocka_unit_test(test_scheduler_output_rules_appends),
+        cmocka_unit_test(test_scheduler_output_rules_transfers),
         cmocka_unit_test(test_scheduler_output_too_many),
     };
     int n_failed = cmocka_run_group_tests(tests, NULL, NULL);

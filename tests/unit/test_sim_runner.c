@@ -43,7 +43,7 @@ typedef struct kept_step {
     block_append_msg appends[16];
     uint64_t ids[2][64];
     token_id tokens[16][MAX_LEN];
-    token_id drafts[16][PGD_MAX_DRAFT_TOKENS];
+    token_id drafts[16 * PGD_MAX_DRAFT_TOKENS];
     block_id blocks[32][PGD_MAX_KV_GROUPS][MAX_LEN];
     block_id to_zero[MAX_LEN];
 } kept_step;
@@ -121,15 +121,11 @@ static void keep_step(kept_step *k, const scheduler_output *out)
         n->tokens = k->tokens[i];
         keep_blocks(&n->blocks, k->blocks[i]);
     }
-    for (int32_t i = 0; i < out->n_cached; i++) {
-        cached_request_msg *c = &k->cached_requests[i];
-        *c = out->cached_requests[i];
-        if (c->draft_tokens != NULL) {
-            memcpy(k->drafts[i], c->draft_tokens,
-                   (size_t)c->n_draft_tokens * sizeof *c->draft_tokens);
-            c->draft_tokens = k->drafts[i];
-        }
-    }
+    for (int32_t i = 0; i < out->n_cached; i++)
+        k->cached_requests[i] = out->cached_requests[i];
+    for (int32_t i = 0; i < out->n_draft_tokens; i++)
+        k->drafts[i] = out->draft_tokens[i];
+    k->out.draft_tokens = k->drafts;
     for (int32_t i = 0; i < out->n_appends; i++) {
         k->appends[i] = out->appends[i];
         keep_blocks(&k->appends[i].blocks, k->blocks[16 + i]);

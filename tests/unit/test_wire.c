@@ -11,7 +11,7 @@ static void test_wire_header(void **state)
     assert_int_equal(f.n_bytes, WIRE_HEADER_BYTES);
     assert_memory_equal(
         f.data,
-        "PGDW\x04\x00\x0d\x00\x07\x00\x00\x00\x00\x00\x00\x00\x18\x00\x00\x00\x00\x00\x00\x00", 24);
+        "PGDW\x05\x00\x0d\x00\x07\x00\x00\x00\x00\x00\x00\x00\x18\x00\x00\x00\x00\x00\x00\x00", 24);
     assert_int_equal(wire_decode_header(&h, f.data, f.n_bytes, &why), PGD_OK);
     assert_int_equal(h.type, WIRE_SHUTDOWN);
     assert_int_equal(h.worker_epoch, 7);
@@ -21,7 +21,7 @@ static void test_wire_header(void **state)
         assert_int_equal(wire_decode_header(&h, f.data, n, &why), PGD_EPROTO);
     f.data[4] = 2;
     assert_int_equal(wire_decode_header(&h, f.data, f.n_bytes, &why), PGD_EUNSUPPORTED);
-    assert_non_null(strstr(why.text, "expected protocol version 4, got 2"));
+    assert_non_null(strstr(why.text, "expected protocol version 5, got 2"));
     assert_int_equal(h.version, 2);
     f.data[4] = WIRE_VERSION;
     f.data[6] = 0;
@@ -114,14 +114,17 @@ static void test_wire_scratch_small(void **state)
     cached_request_msg c[3] = {{.request_id = 1, .n_scheduled_tokens = 1},
                                {.request_id = 2, .n_scheduled_tokens = 1},
                                {.request_id = 3, .n_scheduled_tokens = 1}};
+    block_append_msg appends[3] = {{.request_id = 1}, {.request_id = 2}, {.request_id = 3}};
     scheduler_output in = {.n_groups = arena.limits.n_groups,
                            .total_scheduled_tokens = 3,
                            .n_cached = 3,
-                           .cached_requests = c};
+                           .cached_requests = c,
+                           .n_appends = 3,
+                           .appends = appends};
     scheduler_output out;
     pgd_why why = {0};
     frame f = frame_encode(WIRE_STEP, &scheduler_output_record, &in);
-    wire_scratch s = scratch_make(3 * sizeof(cached_request_msg));
+    wire_scratch s = scratch_make(sizeof appends);
     assert_int_equal(scheduler_output_decode(&out, &s, f.data, f.n_bytes, &arena.limits, &why),
                      PGD_OK);
     s.cap_bytes--;

@@ -120,10 +120,12 @@ static void sample_alike(any_msg *m, bool is_step)
             rows[i].n_draft_tokens = sample_int(r, 0, 5) == 0 ? 1 : 0;
             rows[i].n_scheduled_tokens += rows[i].n_draft_tokens;
             m->step.total_scheduled_tokens += rows[i].n_draft_tokens;
-            rows[i].draft_tokens = sample_ints(&arena_, rows[i].n_draft_tokens, 9);
+            rows[i].first_draft_token = m->step.n_draft_tokens;
+            m->step.n_draft_tokens += rows[i].n_draft_tokens;
             appends[i] = (block_append_msg){.request_id = rows[i].request_id};
             sample_blocks(&arena_, &appends[i].blocks, 1, 1 + (sample_int(r, 0, 5) == 0));
         }
+        m->step.draft_tokens = sample_ints(&arena_, m->step.n_draft_tokens, 9);
         return;
     }
     request_result_msg *rows = sample_alloc(&arena_, (size_t)n_rows * sizeof *rows);

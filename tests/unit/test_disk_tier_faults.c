@@ -1,0 +1,222 @@
+/* A disk that is full, and files that may not be written: misses, one warning, and all is well
+ * again once it can be. Each test has a process of its own, whose limits and rights it may lose. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+#include "common/file.h"
+#include "common/mem.h"
+#include "tests/unit/disk_rig.h"
+
+enum { SKIPPED = 77, NOBODY = 65534 };
+
+static char dir[64];
+
+/* The exit status of the child is its verdict; what it logged lies in log_path. */
+static void run_apart(int (*body)(const kv_region *r, disk_tier_opts *opts), const char *warning)
+{
+    char log_path[] = "/var/tmp/disk_faults_log.XXXXXX";
+    char *text;
+    size_t n_bytes;
+    int n_warnings = 0;
+    int status;
+    (void)snprintf(dir, sizeof(dir), "/var/tmp/disk_faults.XXXXXX");
+    disk_rig_make_dir(dir);
+    int fd = mkstemp(log_path);
+    pid_t pid = fork();
+    if (pid == 0) {
+        kv_region r;
+        disk_rig_region(&r, 4);
+        disk_tier_opts opts = disk_rig_opts(dir, &r, 1000);
+        dup2(fd, STDERR_FILENO);
+        log_set_level(LOG_WARN);
+        _exit(body(&r, &opts));
+    }
+    close(fd);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(file_read(&text, &n_bytes, log_path, 1 << 20, NULL), PGD_OK);
+    disk_rig_remove_dir(dir);
+    unlink(log_path);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == SKIPPED) {
+        mem_free(text);
+        skip();
+    }
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+        fail_msg("%s", text);
+    for (const char *at = text; (at = strstr(at, warning)) != NULL; at++)
+        n_warnings++;
+    if (n_warnings != 1)
+        fail_msg("expected one \"%s\", got %d in: %s", warning, n_warnings, text);
+    mem_free(text);
+}
+
+static void write_text(const char *path, const char *text)
+{
+    int fd = open(path, O_WRONLY);
+    if (fd >= 0) {
+        (void)!write(fd, text, strlen(text));
+        close(fd);
+    }
+}
+
+/* A small file system of its own, as root or in a user namespace. */
+static bool mount_small(const char *options)
+{
+    char map[64];
+    unsigned uid = geteuid();
+    unsigned gid = getegid();
+    if (unshare(CLONE_NEWNS) != 0) {
+        if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0)
+            return false;
+        write_text("/proc/self/setgroups", "deny");
+        (void)snprintf(map, sizeof(map), "0 %u 1", uid);
+        write_text("/proc/self/uid_map", map);
+        (void)snprintf(map, sizeof(map), "0 %u 1", gid);
+        write_text("/proc/self/gid_map", map);
+    }
+    return mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount("disk_faults", dir, "tmpfs", 0, options) == 0;
+}
+
+/* Until it fails; the number of writes that did not. Those on disk can be read all the while. */
+static int32_t write_until_fault(disk_tier *d, const kv_region *r, int32_t from)
+{
+    int32_t n = from;
+    while (n < 500 && disk_rig_write(d, r, n))
+        n++;
+    PGD_ASSERT(n < 500);
+    offload_key key = disk_rig_key(n);
+    PGD_ASSERT(!disk_tier_write(d, &key, 0, 0)); /* it rests */
+    PGD_ASSERT(!disk_rig_has(d, n));
+    for (int32_t i = from; i < n; i++)
+        PGD_ASSERT(disk_rig_has(d, i) && disk_rig_read(d, r, i));
+    return n - from;
+}
+
+static void expect_recovery(disk_tier *d, const kv_region *r, int32_t number)
+{
+    usleep(400000); /* longer than it rests */
+    PGD_ASSERT(disk_rig_write(d, r, number));
+    PGD_ASSERT(disk_rig_read(d, r, number));
+    disk_rig_sum sum = disk_rig_sum_files(dir);
+    PGD_ASSERT(sum.n_temps == 0 && sum.account == sum.n_bytes);
+}
+
+static int fill_disk(const kv_region *r, disk_tier_opts *opts)
+{
+    char path[128];
+    if (!mount_small("size=1m,mode=0700"))
+        return SKIPPED;
+    (void)snprintf(path, sizeof(path), "%s/lost+found", dir);
+    PGD_ASSERT(mkdir(path, 0700) == 0);
+    (void)snprintf(path, sizeof(path), "%s/lost+found/other", dir);
+    int fd = open(path, O_CREAT | O_RDWR, 0600);
+    PGD_ASSERT(posix_fallocate(fd, 0, 512 << 10) == 0);
+    disk_tier *d = disk_rig_open(opts);
+    PGD_ASSERT(write_until_fault(d, r, 0) >= 10);
+    usleep(400000);
+    PGD_ASSERT(!disk_rig_write(d, r, 100)); /* still full: no second warning */
+    PGD_ASSERT(ftruncate(fd, 0) == 0);
+    expect_recovery(d, r, 200);
+    return disk_tier_destroy(d) ? 0 : 1;
+}
+
+static int limit_files(const kv_region *r, disk_tier_opts *opts)
+{
+    struct rlimit old;
+    struct rlimit less;
+    PGD_ASSERT(getrlimit(RLIMIT_FSIZE, &old) == 0);
+    less = old;
+    less.rlim_cur = 8192;
+    disk_tier *d = disk_rig_open(opts);
+    PGD_ASSERT(disk_rig_write(d, r, 0));
+    PGD_ASSERT(setrlimit(RLIMIT_FSIZE, &less) == 0);
+    PGD_ASSERT(write_until_fault(d, r, 1) == 0);
+    PGD_ASSERT(disk_rig_read(d, r, 0));
+    PGD_ASSERT(setrlimit(RLIMIT_FSIZE, &old) == 0);
+    expect_recovery(d, r, 200);
+    return disk_tier_destroy(d) ? 0 : 1;
+}
+
+static int take_rights(const kv_region *r, disk_tier_opts *opts)
+{
+    char path[128];
+    if (geteuid() == 0 &&
+        (chown(dir, NOBODY, NOBODY) != 0 || setgid(NOBODY) != 0 || setuid(NOBODY) != 0))
+        return SKIPPED;
+    disk_tier *d = disk_rig_open(opts);
+    PGD_ASSERT(disk_rig_write(d, r, 0));
+    (void)snprintf(path, sizeof(path), "%s/tmp", dir);
+    PGD_ASSERT(chmod(path, 0500) == 0);
+    PGD_ASSERT(write_until_fault(d, r, 1) == 0);
+    PGD_ASSERT(disk_rig_read(d, r, 0));
+    PGD_ASSERT(chmod(path, 0700) == 0);
+    expect_recovery(d, r, 200);
+    return disk_tier_destroy(d) ? 0 : 1;
+}
+
+/* Reads rest as well, and lookups miss meanwhile. */
+static int take_reading(const kv_region *r, disk_tier_opts *opts)
+{
+    char path[128];
+    offload_key key = disk_rig_key(0);
+    if (geteuid() == 0 &&
+        (chown(dir, NOBODY, NOBODY) != 0 || setgid(NOBODY) != 0 || setuid(NOBODY) != 0))
+        return SKIPPED;
+    disk_tier *d = disk_rig_open(opts);
+    for (int32_t i = 0; i < 5; i++)
+        PGD_ASSERT(disk_rig_write(d, r, i));
+    (void)snprintf(path, sizeof(path), "%s/%02x", dir, key.hash.bytes[0]);
+    PGD_ASSERT(chmod(path, 0300) == 0);
+    PGD_ASSERT(!disk_rig_read(d, r, 0));
+    for (int32_t i = 0; i < 5; i++)
+        PGD_ASSERT(!disk_rig_has(d, i) && !disk_rig_read(d, r, i));
+    PGD_ASSERT(chmod(path, 0700) == 0);
+    usleep(400000);
+    for (int32_t i = 1; i < 5; i++)
+        PGD_ASSERT(disk_rig_has(d, i) && disk_rig_read(d, r, i));
+    return disk_tier_destroy(d) ? 0 : 1;
+}
+
+static void test_disk_tier_full_disk(void **state)
+{
+    (void)state;
+    run_apart(fill_disk, "cannot write a block");
+}
+
+static void test_disk_tier_file_limit(void **state)
+{
+    (void)state;
+    run_apart(limit_files, "cannot write a block");
+}
+
+static void test_disk_tier_no_right_to_write(void **state)
+{
+    (void)state;
+    run_apart(take_rights, "cannot write a block");
+}
+
+static void test_disk_tier_no_right_to_read(void **state)
+{
+    (void)state;
+    run_apart(take_reading, "cannot read a block");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_disk_tier_full_disk),
+                                       cmocka_unit_test(test_disk_tier_file_limit),
+                                       cmocka_unit_test(test_disk_tier_no_right_to_write),
+                                       cmocka_unit_test(test_disk_tier_no_right_to_read)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
