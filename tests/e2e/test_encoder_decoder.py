@@ -1,7 +1,9 @@
 """An encoder-decoder model (a small BART) through the whole program: text equal to that of transformers' greedy generate, alone and together,
 through preemptions and worker kills; its blocks come back."""
 import json
+import os
 import re
+import signal
 import subprocess
 import threading
 
@@ -45,15 +47,21 @@ def test_greedy_text(case, bart):
 
 
 def together(daemon, n_each=3, meanwhile=lambda: None):
-    """Every case several times at once; returns what came."""
+    """Every case several times at once: all are there before the worker goes on."""
     answers = []
+    worker = daemon.worker_pid()
 
     def one(case):
         answers.append((case, daemon.complete(case["prompt"], temperature=0, max_tokens=case["max_tokens"])))
 
     threads = [threading.Thread(target=one, args=(case,)) for case in CASES * n_each]
-    for t in threads:
-        t.start()
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        for t in threads:
+            t.start()
+        daemon.wait_held(len(threads))
+    finally:
+        os.kill(worker, signal.SIGCONT)
     meanwhile()
     for t in threads:
         t.join(60 * SLOW)
