@@ -22,7 +22,14 @@
 #include "common/mem.h"
 #include "engine/offload/disk_tier_internal.h"
 
-enum { DEFAULT_THREADS = 2, DEFAULT_JOBS = 256, DEFAULT_REST_MS = 10000, END_LIMIT_S = 5 };
+enum {
+    DEFAULT_THREADS = 2,
+    DEFAULT_JOBS = 256,
+    DEFAULT_REMOVALS = 1 << 14,
+    MAX_JOBS = 1 << 20,
+    DEFAULT_REST_MS = 10000,
+    END_LIMIT_S = 5
+};
 
 #define MAX_INDEX_FILES (UINT64_C(1) << 26)
 
@@ -30,9 +37,10 @@ static pgd_err check_opts(const disk_tier *d, pgd_why *why)
 {
     const disk_tier_opts *o = &d->opts;
     if (o->n_threads < 1 || 2 * o->n_threads + 1 > DISK_TIER_MAX_THREADS || o->max_jobs < 1 ||
-        o->max_jobs > 1 << 20 || o->rest_ms < 1)
-        return pgd_fail(why, PGD_EINVAL, "threads %d, jobs %d, rest %d ms", o->n_threads,
-                        o->max_jobs, o->rest_ms);
+        o->max_jobs > MAX_JOBS || o->max_removals < 1 || o->max_removals > MAX_JOBS ||
+        o->rest_ms < 1)
+        return pgd_fail(why, PGD_EINVAL, "threads %d, jobs %d, removals %d, rest %d ms",
+                        o->n_threads, o->max_jobs, o->max_removals, o->rest_ms);
     if (o->max_bytes < d->file_bytes)
         return pgd_fail(why, PGD_EINVAL,
                         "expected room for at least one KV block of %llu bytes on disk, got %llu",
@@ -46,6 +54,7 @@ static void set_opts(disk_tier *d, const disk_tier_opts *opts)
     d->opts = *opts;
     d->opts.n_threads = opts->n_threads != 0 ? opts->n_threads : DEFAULT_THREADS;
     d->opts.max_jobs = opts->max_jobs != 0 ? opts->max_jobs : DEFAULT_JOBS;
+    d->opts.max_removals = opts->max_removals != 0 ? opts->max_removals : DEFAULT_REMOVALS;
     d->opts.rest_ms = opts->rest_ms != 0 ? opts->rest_ms : DEFAULT_REST_MS;
     d->opts.dir = d->path;
     memcpy(d->kind.fingerprint, opts->fingerprint, HASH_SHA256_BYTES);
@@ -70,6 +79,7 @@ static void init_sync(disk_tier *d)
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_cond_init(&d->ended, &clock);
     pthread_condattr_destroy(&clock);
+    pthread_cond_init(&d->turn_ended, NULL);
     pthread_mutex_init(&d->reads.m, NULL);
     pthread_mutex_init(&d->writes.m, NULL);
     pthread_mutex_init(&d->done_m, NULL);
@@ -96,6 +106,7 @@ static void free_all(disk_tier *d)
     pthread_mutex_destroy(&d->warn_m);
     pthread_mutex_destroy(&d->threads_m);
     pthread_cond_destroy(&d->ended);
+    pthread_cond_destroy(&d->turn_ended);
     pthread_rwlock_destroy(&d->dir_lock);
     if (d->wake_fd >= 0)
         close(d->wake_fd);
@@ -113,9 +124,10 @@ static int32_t max_index_files(const disk_tier *d)
 static pgd_err make_parts(disk_tier *d)
 {
     size_t max_jobs = (size_t)d->opts.max_jobs;
+    size_t max_removals = (size_t)d->opts.max_removals;
     PGD_TRY(ring_create(&d->reads.jobs, sizeof(disk_tier_job), max_jobs));
-    PGD_TRY(ring_create(&d->writes.jobs, sizeof(disk_tier_job), max_jobs));
-    PGD_TRY(ring_create(&d->done, sizeof(disk_tier_done), 2 * max_jobs));
+    PGD_TRY(ring_create(&d->writes.jobs, sizeof(disk_tier_job), max_jobs + max_removals));
+    PGD_TRY(ring_create(&d->done, sizeof(disk_tier_done), 2 * max_jobs + max_removals));
     PGD_TRY(disk_index_create(&d->index, max_index_files(d), d->model));
     d->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     return d->wake_fd >= 0 ? PGD_OK : PGD_ENOMEM;
@@ -259,8 +271,9 @@ bool disk_tier_lookup(const disk_tier *d, const offload_key *key)
 
 void disk_tier_clear(disk_tier *d)
 {
-    PGD_ASSERTF(d->reads.n_out + d->writes.n_out == 0, "%d reads and %d writes are out",
-                d->reads.n_out, d->writes.n_out);
+    PGD_ASSERTF(d->reads.n_out + d->writes.n_out + d->n_removals_out == 0,
+                "%d reads, %d writes and %d removals are out", d->reads.n_out, d->writes.n_out,
+                d->n_removals_out);
     atomic_store_explicit(&d->is_clearing, true, memory_order_release);
     disk_tier__wake_keeper(d);
 }
@@ -323,12 +336,25 @@ bool disk_tier_read(disk_tier *d, const offload_key *key, int32_t medium_block, 
     return submit(d, &d->reads, &job);
 }
 
+bool disk_tier_remove(disk_tier *d, const offload_key *key, uint64_t cookie)
+{
+    disk_tier_job job = {.key = *key, .cookie = cookie, .is_removal = true};
+    if (d->n_removals_out >= d->opts.max_removals)
+        return false;
+    PGD_ASSERT(ring_push(d->writes.jobs, &job));
+    d->n_removals_out++;
+    sem_post(&d->writes.n_jobs);
+    return true;
+}
+
 bool disk_tier_next_done(disk_tier *d, disk_tier_done *out)
 {
     if (!ring_pop(d->done, out))
         return false;
-    disk_tier_queue *q = out->is_read ? &d->reads : &d->writes;
-    q->n_out--;
+    int32_t *n_out = out->is_removal ? &d->n_removals_out
+                     : out->is_read  ? &d->reads.n_out
+                                     : &d->writes.n_out;
+    (*n_out)--;
     return true;
 }
 
@@ -353,6 +379,9 @@ void disk_tier_get_stats(disk_tier_stats *out, const disk_tier *d)
                              .n_failed_writes = load(&d->writes.n_failed),
                              .n_bad_files = load(&d->n_bad_files),
                              .n_evicted = load(&d->n_evicted),
+                             .n_removed = load(&d->n_removed),
+                             .n_failed_removals = load(&d->n_failed_removals),
                              .n_queued_reads = d->reads.n_out,
-                             .n_queued_writes = d->writes.n_out};
+                             .n_queued_writes = d->writes.n_out,
+                             .n_queued_removals = d->n_removals_out};
 }

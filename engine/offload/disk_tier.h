@@ -27,6 +27,7 @@ typedef struct disk_tier_opts {
     const kv_region *region;                /* mapped; borrowed until destroy */
     int32_t n_threads;                      /* for each direction; 0 = 2 */
     int32_t max_jobs;                       /* queued or under way in each direction; 0 = 256 */
+    int32_t max_removals;                   /* likewise; 0 = 16384 */
     int32_t rest_ms; /* how long a direction rests after a fault of the disk; 0 = 10 s */
     /* There is something for next_done. Called from the tier's threads; may be NULL. */
     void (*wake)(void *arg);
@@ -64,6 +65,14 @@ PGD_MUST_USE bool disk_tier_write(disk_tier *d, const offload_key *key, int32_t 
 PGD_MUST_USE bool disk_tier_read(disk_tier *d, const offload_key *key, int32_t medium_block,
                                  uint64_t cookie);
 
+/* Removes the file of that key, whoever wrote it: its content is not to be trusted. In order with writes
+ * of the key: one taken before leaves nothing behind, one taken later is kept. A read under way may
+ * still bring it, and until the job is done lookup may find it. Not refused for a rest or while the
+ * directory is looked through: false only with max_removals out. Answered by next_done: ok when no file
+ * of that name is left, whenever this process ends then (a crash of the machine may bring it back).
+ * What was taken is carried out before destroy ends. */
+PGD_MUST_USE bool disk_tier_remove(disk_tier *d, const offload_key *key, uint64_t cookie);
+
 /* Removes the files of the own fingerprint, whoever wrote them, in the background: until that is done
  * every lookup misses and nothing is written. No job may be out. */
 void disk_tier_clear(disk_tier *d);
@@ -73,6 +82,7 @@ typedef struct disk_tier_done {
     uint64_t n_bytes; /* moved; 0 when not ok, or when the write found the key on disk */
     uint64_t us;      /* spent on the files, without the time in the queue */
     bool is_read;
+    bool is_removal;
     bool ok;
 } disk_tier_done;
 
@@ -94,8 +104,11 @@ typedef struct disk_tier_stats {
     uint64_t n_failed_writes; /* found no room, or the disk failed */
     uint64_t n_bad_files;     /* torn, corrupt or foreign: removed */
     uint64_t n_evicted;       /* files that this engine removed for room */
-    int32_t n_queued_reads;   /* not finished yet */
+    uint64_t n_removed;       /* by disk_tier_remove, those that were there */
+    uint64_t n_failed_removals;
+    int32_t n_queued_reads; /* not finished yet */
     int32_t n_queued_writes;
+    int32_t n_queued_removals;
 } disk_tier_stats;
 
 void disk_tier_get_stats(disk_tier_stats *out, const disk_tier *d);

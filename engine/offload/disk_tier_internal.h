@@ -23,17 +23,25 @@ typedef struct disk_tier_job {
     offload_key key;
     int32_t medium_block;
     bool is_read;
+    bool is_removal;
     uint64_t cookie;
     uint64_t stamp_us; /* of a write */
 } disk_tier_job;
 
-/* One direction. */
+/* A job of the writes that a thread is at, or waits to be at: those of one key go one after the
+ * other. */
+typedef struct disk_tier_turn {
+    offload_key key;
+    uint64_t number; /* in the order in which they were taken; 0 = none */
+} disk_tier_turn;
+
+/* One direction; removals are among the writes. */
 typedef struct disk_tier_queue {
     ring *jobs;
     sem_t n_jobs;                    /* may count some that another thread has taken */
     pthread_mutex_t m;               /* among the threads that pop */
     _Atomic uint64_t rests_until_us; /* 0 = does not rest */
-    int32_t n_out;                   /* taken and not given by next_done; core */
+    int32_t n_out;                   /* taken and not given by next_done, no removals; core */
     _Atomic uint64_t n_ok, n_failed; /* statistics, as the next two */
     _Atomic uint64_t n_bytes, us;
 } disk_tier_queue;
@@ -66,6 +74,13 @@ struct disk_tier {
     ring *done;
     pthread_mutex_t done_m; /* among the threads that push */
     uint64_t last_stamp_us; /* core */
+    int32_t n_removals_out; /* core */
+    _Atomic uint64_t n_removed, n_failed_removals;
+
+    disk_tier_turn turns[DISK_TIER_MAX_THREADS]; /* by thread; guarded by writes.m, as the next */
+    uint64_t n_turns;
+    int32_t n_writers;
+    pthread_cond_t turn_ended;
 
     pthread_mutex_t evict_m; /* guards the next three */
     disk_index_file victims[DISK_TIER_MAX_VICTIMS];

@@ -4,7 +4,9 @@
 #define TESTS_UNIT_DISK_RIG_H
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -17,17 +19,27 @@
 #include "common/log.h"
 #include "engine/offload/disk_tier.h"
 
-enum { DISK_RIG_RANKS = 2, DISK_RIG_SHARD_BYTES = 5000, DISK_RIG_FILE_BYTES = 4096 + 12288 };
+enum {
+    DISK_RIG_RANKS = 2,
+    DISK_RIG_SHARD_BYTES = 5000,
+    DISK_RIG_FILE_BYTES = 4096 + 12288,
+    DISK_RIG_PATH_BYTES = 256
+};
+
+static inline void disk_rig_region_of(kv_region *out, const kv_region_shape *shape)
+{
+    uint8_t fingerprint[HASH_SHA256_BYTES] = {0};
+    int fd = memfd_create("disk_rig", MFD_CLOEXEC);
+    PGD_ASSERT(fd >= 0);
+    PGD_ASSERT(kv_region_format(out, fd, shape, fingerprint, NULL) == PGD_OK);
+    close(fd);
+}
 
 static inline void disk_rig_region(kv_region *out, int32_t n_blocks)
 {
     kv_region_shape shape = {
         .n_blocks = n_blocks, .n_ranks = DISK_RIG_RANKS, .shard_bytes = DISK_RIG_SHARD_BYTES};
-    uint8_t fingerprint[HASH_SHA256_BYTES] = {0};
-    int fd = memfd_create("disk_rig", MFD_CLOEXEC);
-    PGD_ASSERT(fd >= 0);
-    PGD_ASSERT(kv_region_format(out, fd, &shape, fingerprint, NULL) == PGD_OK);
-    close(fd);
+    disk_rig_region_of(out, &shape);
 }
 
 static inline offload_key disk_rig_key(int32_t number)
@@ -87,6 +99,17 @@ static inline disk_tier_opts disk_rig_opts(const char *dir, const kv_region *r, 
     return opts;
 }
 
+/* Of the file, for the fingerprint above. */
+static inline void disk_rig_path(char out[DISK_RIG_PATH_BYTES], const char *dir, int32_t number)
+{
+    offload_key key = disk_rig_key(number);
+    size_t n = (size_t)snprintf(out, DISK_RIG_PATH_BYTES, "%s/%02x/%016llx-", dir,
+                                key.hash.bytes[0], 0x030201ULL);
+    for (int i = 0; i < HASH_SHA256_BYTES; i++)
+        n += (size_t)snprintf(out + n, DISK_RIG_PATH_BYTES - n, "%02x", key.hash.bytes[i]);
+    (void)snprintf(out + n, DISK_RIG_PATH_BYTES - n, "-%08x", (unsigned)key.group_id);
+}
+
 static inline disk_tier_stats disk_rig_stats(const disk_tier *d)
 {
     disk_tier_stats stats;
@@ -144,6 +167,16 @@ static inline bool disk_rig_read(disk_tier *d, const kv_region *r, int32_t numbe
     disk_tier_done done = disk_rig_wait_done(d);
     PGD_ASSERT(done.cookie == (uint64_t)number && done.is_read);
     PGD_ASSERT(!done.ok || disk_rig_holds(r, 1, number));
+    return done.ok;
+}
+
+static inline bool disk_rig_remove(disk_tier *d, int32_t number)
+{
+    offload_key key = disk_rig_key(number);
+    if (!disk_tier_remove(d, &key, (uint64_t)number))
+        return false;
+    disk_tier_done done = disk_rig_wait_done(d);
+    PGD_ASSERT(done.cookie == (uint64_t)number && done.is_removal);
     return done.ok;
 }
 

@@ -35,14 +35,9 @@ static void rig_deinit(rig *g)
     disk_rig_remove_dir(g->dir);
 }
 
-static void path_of(char out[256], const rig *g, int32_t number)
+static void path_of(char out[DISK_RIG_PATH_BYTES], const rig *g, int32_t number)
 {
-    offload_key key = disk_rig_key(number);
-    size_t n =
-        (size_t)snprintf(out, 256, "%s/%02x/%016llx-", g->dir, key.hash.bytes[0], 0x030201ULL);
-    for (int i = 0; i < HASH_SHA256_BYTES; i++)
-        n += (size_t)snprintf(out + n, 256 - n, "%02x", key.hash.bytes[i]);
-    (void)snprintf(out + n, 256 - n, "-%08x", (unsigned)key.group_id);
+    disk_rig_path(out, g->dir, number);
 }
 
 static bool wait_for(bool (*is_so)(void *arg), void *arg, int limit_ms)

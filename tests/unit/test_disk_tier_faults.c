@@ -188,6 +188,34 @@ static int take_reading(const kv_region *r, disk_tier_opts *opts)
     return disk_tier_destroy(d) ? 0 : 1;
 }
 
+/* What cannot be removed is told as not removed, and is as soon as it can be; nor does it matter that
+ * writes rest meanwhile. */
+static int take_removing(const kv_region *r, disk_tier_opts *opts)
+{
+    char path[128];
+    char temps[128];
+    offload_key key = disk_rig_key(0);
+    opts->rest_ms = 60000;
+    if (geteuid() == 0 &&
+        (chown(dir, NOBODY, NOBODY) != 0 || setgid(NOBODY) != 0 || setuid(NOBODY) != 0))
+        return SKIPPED;
+    disk_tier *d = disk_rig_open(opts);
+    for (int32_t i = 0; i < 2; i++)
+        PGD_ASSERT(disk_rig_write(d, r, i));
+    (void)snprintf(temps, sizeof(temps), "%s/tmp", dir);
+    PGD_ASSERT(chmod(temps, 0500) == 0);
+    PGD_ASSERT(!disk_rig_write(d, r, 2));
+    PGD_ASSERT(disk_rig_remove(d, 1));
+    (void)snprintf(path, sizeof(path), "%s/%02x", dir, key.hash.bytes[0]);
+    PGD_ASSERT(chmod(path, 0500) == 0);
+    PGD_ASSERT(!disk_rig_remove(d, 0) && !disk_rig_remove(d, 0));
+    PGD_ASSERT(disk_rig_has(d, 0) && disk_rig_stats(d).n_failed_removals == 2);
+    PGD_ASSERT(chmod(path, 0700) == 0 && chmod(temps, 0700) == 0);
+    PGD_ASSERT(disk_rig_remove(d, 0));
+    PGD_ASSERT(!disk_rig_has(d, 0) && disk_rig_sum_files(dir).account == 0);
+    return disk_tier_destroy(d) ? 0 : 1;
+}
+
 static void test_disk_tier_full_disk(void **state)
 {
     (void)state;
@@ -212,11 +240,19 @@ static void test_disk_tier_no_right_to_read(void **state)
     run_apart(take_reading, "cannot read a block");
 }
 
+static void test_disk_tier_no_right_to_remove(void **state)
+{
+    (void)state;
+    run_apart(take_removing,
+              "cannot write a block, none"); /* one for both: the rights are missing */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_disk_tier_full_disk),
                                        cmocka_unit_test(test_disk_tier_file_limit),
                                        cmocka_unit_test(test_disk_tier_no_right_to_write),
-                                       cmocka_unit_test(test_disk_tier_no_right_to_read)};
+                                       cmocka_unit_test(test_disk_tier_no_right_to_read),
+                                       cmocka_unit_test(test_disk_tier_no_right_to_remove)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
