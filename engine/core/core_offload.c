@@ -322,7 +322,7 @@ bool core_offload_is_quiet(const core_offload *o)
     offload_stats s;
     core_offload_get_stats(&s, o);
     return s.host.store.n_queued + s.host.load.n_queued + s.disk.store.n_queued +
-               s.disk.load.n_queued ==
+               s.disk.load.n_queued + s.disk.n_queued_removals ==
            0;
 }
 

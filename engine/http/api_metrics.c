@@ -433,6 +433,8 @@ static const family offload_families[] = {
      "Blocks that wait to be moved or are on their way."},
     {"kv_offload_evictions_total", COUNTER, TIER(n_evicted), PAGED,
      "Blocks that a tier gave up for room."},
+    {"kv_offload_distrusted_total", COUNTER, TIER(n_distrusted), PAGED,
+     "Blocks removed from a tier because a request that they belong to gave no numbers."},
     {"kv_offload_size_bytes", GAUGE, TIER(size_bytes), PAGED, "Most that a tier holds."},
     {"kv_offload_used_bytes", GAUGE, TIER(used_bytes), PAGED, "What a tier holds."},
 };

@@ -39,8 +39,7 @@ static void forget(void *arg, const request *r)
         return;
     int32_t n = list_keys(c, r);
     offload_manager_forget(c->manager, c->keys, n);
-    for (int32_t i = 0; c->distrusted != NULL && i < n; i++)
-        offload_counter_add(c->distrusted, &c->keys[i]);
+    offload__distrust(c, c->keys, n);
     c->n_changes++;
 }
 
@@ -105,11 +104,12 @@ static pgd_err create_arrays(offload_connector *c)
     c->items = mem_calloc(n_items, sizeof *c->items);
     c->keys = mem_calloc(PGD_MAX(n_items, n_medium), sizeof *c->keys);
     c->pins = mem_calloc((size_t)c->n_pins, sizeof *c->pins);
+    c->removals = mem_calloc(OFFLOAD_REMOVALS, sizeof *c->removals);
     bool is_complete = c->device != NULL && c->urgent != NULL && c->urgent_keys != NULL &&
                        c->medium != NULL && c->ring != NULL && c->jobs != NULL &&
                        c->msg_device != NULL && c->msg_medium != NULL && c->msg_tags != NULL &&
                        c->messages != NULL && c->items != NULL && c->keys != NULL &&
-                       c->pins != NULL;
+                       c->pins != NULL && c->removals != NULL;
     return is_complete ? PGD_OK : PGD_ENOMEM;
 }
 
@@ -123,7 +123,7 @@ static pgd_err create_parts(offload_connector *c)
     PGD_TRY(create_arrays(c));
     if (o->store_threshold > 0)
         PGD_TRY(offload_counter_create(&c->counter, 4 * PGD_MIN(o->host.capacity, 1 << 24)));
-    PGD_TRY(offload_counter_create(&c->distrusted, 1 << 12));
+    PGD_TRY(hash_map_create(&c->distrusted, OFFLOAD_REMOVALS));
     for (int32_t i = 0; i < o->n_device_blocks; i++)
         c->device[i].store = -1;
     list_init(&c->queue);
@@ -131,6 +131,7 @@ static pgd_err create_parts(offload_connector *c)
     list_init(&c->to_tell);
     c->refused_change = UINT64_MAX;
     offload__clear_disk(c);
+    offload__clear_removals(c, false);
     return PGD_OK;
 }
 
@@ -181,7 +182,7 @@ void offload_connector_destroy(offload_connector *c)
         return;
     offload_manager_destroy(c->manager);
     offload_counter_destroy(c->counter);
-    offload_counter_destroy(c->distrusted);
+    hash_map_destroy(c->distrusted);
     mem_free(c->device);
     mem_free(c->urgent);
     mem_free(c->urgent_keys);
@@ -195,6 +196,7 @@ void offload_connector_destroy(offload_connector *c)
     mem_free(c->items);
     mem_free(c->keys);
     mem_free(c->pins);
+    mem_free(c->removals);
     mem_free(c);
 }
 
@@ -213,6 +215,7 @@ void offload_connector_clear(offload_connector *c, disk_tier *disk)
     PGD_ASSERTF(c->n_load_blocks == 0, "%lld blocks are being loaded", (long long)c->n_load_blocks);
     offload_manager_reset(c->manager);
     offload__clear_disk(c);
+    offload__clear_removals(c, disk == c->opts.disk);
     for (int32_t i = 0; i < offload_manager_capacity(c->manager); i++)
         c->medium[i] = (offload_medium_block){0};
     c->opts.disk = disk;
@@ -240,6 +243,8 @@ static void fill_disk_stats(offload_tier_stats *out, const offload_connector *c)
     disk_tier_get_stats(&d, c->opts.disk);
     out->used_bytes = d.used_bytes;
     out->n_evicted = d.n_evicted;
+    out->n_distrusted = d.n_removed;
+    out->n_queued_removals = (uint64_t)c->n_disk_removals;
     out->store = (offload_flow){d.n_written_bytes, d.write_us, d.n_failed_writes,
                                 (uint64_t)c->n_disk_writes};
     out->load =
@@ -252,6 +257,7 @@ void offload_connector_get_stats(offload_stats *out, const offload_connector *c)
     out->host.size_bytes = (uint64_t)offload_manager_capacity(c->manager) * c->opts.block_bytes;
     out->host.used_bytes = (uint64_t)offload_manager_n_blocks(c->manager) * c->opts.block_bytes;
     out->host.n_evicted = offload_manager_n_evicted(c->manager);
+    out->host.n_distrusted = offload_manager_n_forgotten(c->manager);
     out->host.load.n_queued = (uint64_t)c->n_load_blocks;
     out->host.store.n_queued =
         (uint64_t)c->n_queued + count_queued(c, c->opts.max_num_seqs, OFFLOAD_STORE_JOBS);

@@ -1,11 +1,12 @@
-/* What offload_connector.c, offload_match.c, offload_promote.c and offload_transfer.c share. Not for
- * other modules.
+/* What offload_connector.c, offload_distrust.c, offload_match.c, offload_promote.c and
+ * offload_transfer.c share. Not for other modules.
  *
  * Thread:  core
  */
 #ifndef ENGINE_OFFLOAD_OFFLOAD_CONNECTOR_INTERNAL_H
 #define ENGINE_OFFLOAD_OFFLOAD_CONNECTOR_INTERNAL_H
 
+#include "common/hash_map.h"
 #include "engine/offload/offload_connector.h"
 #include "engine/offload/offload_cost.h"
 #include "engine/offload/offload_counter.h"
@@ -14,6 +15,8 @@
 #define OFFLOAD_PROMOTIONS  64  /* requests that have blocks brought up at a time */
 #define OFFLOAD_MAX_WAITS   16 /* times that a request waits for others' blocks, for each admission */
 #define OFFLOAD_PATIENCE_US 10000000 /* and how long in all */
+#define OFFLOAD_REMOVALS    16384 /* blocks to be gone from disk at a time, as the disk tier has it */
+#define OFFLOAD_RETRY_US    10000000 /* when one could not be removed */
 
 /* A block of a request, behind which its first `end` tokens are whole. */
 typedef struct offload_item {
@@ -78,6 +81,12 @@ typedef struct offload_promotion {
     bool is_used;
 } offload_promotion;
 
+/* A block whose content is not to be trusted, until it is gone from disk. */
+typedef struct offload_removal {
+    offload_key key;
+    int32_t next; /* of the free ones, or of those that are to be tried again; -1 = the last */
+} offload_removal;
+
 struct offload_connector {
     offload_connector_opts opts;
     kv_connector ops;
@@ -85,9 +94,7 @@ struct offload_connector {
     int32_t n_drop[PGD_MAX_KV_GROUPS]; /* blocks behind a prefix that must be there too (CO5) */
     int32_t alignment; /* tokens: a hit is a multiple of it; 0 = nothing is cached */
     offload_manager *manager;
-    offload_counter *counter;    /* requests that asked for a key; NULL = all are stored */
-    offload_counter *distrusted; /* keys whose content was wrong: not read from disk again; NULL
-                                    without one */
+    offload_counter *counter; /* requests that asked for a key; NULL = all are stored */
     offload_rates rates;
     offload_stats stats;
     uint64_t n_changes; /* transfers ended, pins let go: what was refused may be possible now */
@@ -133,6 +140,14 @@ struct offload_connector {
     int32_t *ring;         /* [capacity], medium blocks to be written */
     int32_t first_in_ring;
     int32_t n_in_ring;
+
+    hash_map *distrusted;      /* by tag: those of removals that are not free */
+    offload_removal *removals; /* [OFFLOAD_REMOVALS] */
+    int32_t first_free_removal;
+    int32_t first_refused;   /* to be tried again at retry_at_us */
+    int32_t n_disk_removals; /* taken by the disk tier */
+    uint64_t retry_at_us;
+    bool must_clear_disk; /* more than there is room for: all of it goes */
 };
 
 static inline bool offload__is_cached(const offload_connector *c, int32_t g)
@@ -175,10 +190,20 @@ bool offload__is_promoting(const offload_connector *c, const request *r);
 void offload__end_promotion(offload_connector *c, request *r);
 /* A block has become loadable: it is to be on disk too. */
 void offload__want_on_disk(offload_connector *c, int32_t medium_id);
-bool offload__is_on_disk(const offload_connector *c, const offload_key *key);
 /* Takes what the disk tier has finished, gives it what waits. */
 void offload__pump_disk(offload_connector *c);
 void offload__clear_disk(offload_connector *c);
+
+/* offload_distrust.c. Their content is wrong: not read from disk nor written there until what is
+ * there is gone. */
+void offload__distrust(offload_connector *c, const offload_key *keys, int32_t n_keys);
+bool offload__is_distrusted(const offload_connector *c, const offload_key *key);
+bool offload__is_on_disk(const offload_connector *c, const offload_key *key);
+void offload__end_removal(offload_connector *c, const disk_tier_done *done);
+/* Tries again what was refused; empties the tier when it is to be. */
+void offload__pump_removals(offload_connector *c);
+/* Jobs of the disk tier have ended, unheard; is_same: what could not be removed is still there. */
+void offload__clear_removals(offload_connector *c, bool is_same);
 
 /* offload_transfer.c: functions of the kv_connector and the block_listener. */
 void offload__allocated(void *arg, request *r, const block_ids_msg *table, int32_t n_local_tokens,

@@ -32,6 +32,7 @@ struct offload_manager {
     int32_t n_blocks;
     int32_t n_evictable;
     uint64_t n_evicted;
+    uint64_t n_forgotten;
     uint64_t stamp;
     uint64_t lost; /* answers of this stamp or an older one do not hold */
     uint32_t generation;
@@ -320,6 +321,7 @@ void offload_manager_forget(offload_manager *m, const offload_key *keys, int32_t
             m->opts.on_removed(m->opts.arg, &keys[i], &e->medium_id, 1);
         end_watch(m, e);
         e->is_doomed = true;
+        m->n_forgotten++;
         if (e->ref_count != 0)
             continue;
         m->n_evictable--;
@@ -487,6 +489,11 @@ int32_t offload_manager_n_evictable(const offload_manager *m)
 uint64_t offload_manager_n_evicted(const offload_manager *m)
 {
     return m->n_evicted;
+}
+
+uint64_t offload_manager_n_forgotten(const offload_manager *m)
+{
+    return m->n_forgotten;
 }
 
 int32_t offload_manager_get_id(const offload_manager *m, const offload_key *key)

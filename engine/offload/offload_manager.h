@@ -105,6 +105,7 @@ int32_t offload_manager_capacity(const offload_manager *m);
 int32_t offload_manager_n_blocks(const offload_manager *m);    /* in use, being written included */
 int32_t offload_manager_n_evictable(const offload_manager *m); /* ready and not being read */
 uint64_t offload_manager_n_evicted(const offload_manager *m);
+uint64_t offload_manager_n_forgotten(const offload_manager *m);
 /* Where the key's block is or is to be; -1 = nowhere. */
 int32_t offload_manager_get_id(const offload_manager *m, const offload_key *key);
 /* What the medium block holds, or is to hold; NULL if it is free. Borrow until the next call. */

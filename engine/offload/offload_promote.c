@@ -73,15 +73,16 @@ static void give_up(offload_connector *c, offload_pin *pin)
 }
 
 /* With nothing under way no report would call us again: what the disk tier does not take then, it does
- * not take. */
+ * not take. Nor is it asked for what has been found to be wrong since. */
 static void submit_reads(offload_connector *c)
 {
     while (!list_is_empty(&c->to_read)) {
         offload_pin *pin = LIST_ENTRY(c->to_read.next, offload_pin, queue);
         offload_key key = offload__key_at(c, pin->medium_id);
-        bool is_taken =
-            disk_tier_read(c->opts.disk, &key, pin->medium_id, (uint64_t)(pin - c->pins));
-        if (!is_taken && c->n_disk_reads + c->n_disk_writes > 0)
+        bool is_wanted = !offload__is_distrusted(c, &key);
+        bool is_taken = is_wanted && disk_tier_read(c->opts.disk, &key, pin->medium_id,
+                                                    (uint64_t)(pin - c->pins));
+        if (is_wanted && !is_taken && c->n_disk_reads + c->n_disk_writes > 0)
             return;
         list_remove(&pin->queue);
         if (is_taken) {
@@ -193,17 +194,12 @@ void offload__want_on_disk(offload_connector *c, int32_t medium_id)
     c->ring[(c->first_in_ring + c->n_in_ring++) % capacity] = medium_id;
 }
 
-bool offload__is_on_disk(const offload_connector *c, const offload_key *key)
-{
-    return disk_tier_lookup(c->opts.disk, key) && offload_counter_get(c->distrusted, key) == 0;
-}
-
 static void submit_writes(offload_connector *c)
 {
     for (; c->n_in_ring > 0; c->n_in_ring--) {
         int32_t id = c->ring[c->first_in_ring];
         const offload_key *at = offload_manager_get_key(c->manager, id);
-        if (at != NULL && !disk_tier_lookup(c->opts.disk, at)) {
+        if (at != NULL && !offload__is_distrusted(c, at) && !disk_tier_lookup(c->opts.disk, at)) {
             offload_key key = *at;
             if (hold(c, &key)) {
                 if (!disk_tier_write(c->opts.disk, &key, id, WRITE_COOKIE | (uint64_t)id)) {
@@ -224,6 +220,10 @@ void offload__pump_disk(offload_connector *c)
     if (c->opts.disk == NULL)
         return;
     while (disk_tier_next_done(c->opts.disk, &done)) {
+        if (done.is_removal) {
+            offload__end_removal(c, &done);
+            continue;
+        }
         if (!done.is_read) {
             c->n_disk_writes--;
             let_go(c, (int32_t)(done.cookie & UINT32_MAX));
@@ -234,6 +234,7 @@ void offload__pump_disk(offload_connector *c)
             offload_rate_note(&c->rates.us_per_read, done.us, 1);
         end_read(c, (int32_t)done.cookie, done.ok);
     }
+    offload__pump_removals(c);
     submit_reads(c);
     submit_writes(c);
 }

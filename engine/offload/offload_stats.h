@@ -22,9 +22,11 @@ typedef struct offload_flow {
 typedef struct offload_tier_stats {
     uint64_t size_bytes; /* most that it holds; 0 before there is one */
     uint64_t used_bytes;
-    uint64_t n_evicted; /* blocks given up for room */
-    offload_flow store; /* into the tier */
-    offload_flow load;  /* out of it */
+    uint64_t n_evicted;         /* blocks given up for room */
+    uint64_t n_distrusted;      /* blocks given up because their content was not to be trusted */
+    uint64_t n_queued_removals; /* of those, waiting to be gone from disk or on their way */
+    offload_flow store;         /* into the tier */
+    offload_flow load;          /* out of it */
 } offload_tier_stats;
 
 typedef struct offload_stats {

@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_JOBS 4 /* in each direction */
+#define MAX_JOBS     4 /* in each direction */
+#define MAX_REMOVALS 512
 
 typedef struct file {
     uint64_t tag; /* 0 = none */
@@ -15,12 +16,14 @@ typedef struct file {
 } file;
 
 typedef struct job {
+    uint64_t number; /* in the order in which they were taken */
     uint64_t cookie;
     uint64_t tag;
     uint64_t copies_at;
     uint64_t ends_at;
     int32_t medium_block;
     bool is_read;
+    bool is_removal;
     bool is_copied;
     bool ok;
 } job;
@@ -32,8 +35,9 @@ struct disk_tier {
     uint64_t rng;
     uint64_t rests_until[2];
     file *files; /* [n_disk_blocks] */
+    uint64_t n_taken;
     int32_t n_jobs;
-    job jobs[2 * MAX_JOBS];
+    job jobs[2 * MAX_JOBS + MAX_REMOVALS];
     disk_tier_stats stats;
 };
 
@@ -114,14 +118,18 @@ static bool add_job(disk_tier *d, const offload_key *key, int32_t medium_block, 
                     bool is_read)
 {
     int32_t n_same = 0;
-    for (int32_t i = 0; i < d->n_jobs; i++)
-        n_same += d->jobs[i].is_read == is_read;
+    uint64_t tag = offload_key_tag(key);
+    for (int32_t i = 0; i < d->n_jobs; i++) {
+        n_same += !d->jobs[i].is_removal && d->jobs[i].is_read == is_read;
+        PGD_ASSERTF(!d->jobs[i].is_removal || d->jobs[i].tag != tag,
+                    "a %s of a block that is being removed", is_read ? "read" : "write");
+    }
     if (n_same == MAX_JOBS || d->now < d->rests_until[is_read])
         return false;
-    uint64_t tag = offload_key_tag(key);
     uint64_t longest = draw(d) % 4 == 0 ? (uint64_t)d->config->tier_delay : 4;
     uint64_t n_moments = draw(d) % (longest + 1);
-    d->jobs[d->n_jobs++] = (job){.cookie = cookie,
+    d->jobs[d->n_jobs++] = (job){.number = ++d->n_taken,
+                                 .cookie = cookie,
                                  .tag = tag,
                                  .copies_at = d->now + draw(d) % (n_moments + 1),
                                  .ends_at = d->now + n_moments,
@@ -143,10 +151,52 @@ bool disk_tier_read(disk_tier *d, const offload_key *key, int32_t medium_block, 
     return add_job(d, key, medium_block, cookie, true);
 }
 
+bool disk_tier_remove(disk_tier *d, const offload_key *key, uint64_t cookie)
+{
+    int32_t n_same = 0;
+    for (int32_t i = 0; i < d->n_jobs; i++)
+        n_same += d->jobs[i].is_removal;
+    if (n_same == MAX_REMOVALS)
+        return false;
+    uint64_t n_moments = draw(d) % 8;
+    d->jobs[d->n_jobs++] = (job){.number = ++d->n_taken,
+                                 .cookie = cookie,
+                                 .tag = offload_key_tag(key),
+                                 .copies_at = d->now + n_moments,
+                                 .ends_at = d->now + n_moments + draw(d) % 2,
+                                 .is_removal = true,
+                                 .ok = (int32_t)(draw(d) % 100) >= d->config->tier_faults};
+    return true;
+}
+
+void disk_tier_clear(disk_tier *d)
+{
+    PGD_ASSERTF(d->n_jobs == 0, "%d jobs are out", d->n_jobs);
+    for (int32_t i = 0; i < d->config->n_disk_blocks; i++)
+        d->files[i].tag = 0;
+}
+
+/* Of the same key, in the queue of writes. */
+static bool is_behind_another(const disk_tier *d, const job *j)
+{
+    for (int32_t i = 0; i < d->n_jobs; i++) {
+        const job *other = &d->jobs[i];
+        if (!other->is_copied && !other->is_read && !j->is_read && other->tag == j->tag &&
+            other->number < j->number)
+            return true;
+    }
+    return false;
+}
+
 static void copy(disk_tier *d, job *j)
 {
     file *f = find_file(d, j->tag);
     j->is_copied = true;
+    if (j->is_removal) {
+        if (f != NULL && j->ok)
+            f->tag = 0;
+        return;
+    }
     if (!j->is_read && f == NULL && j->ok) {
         f = oldest_file(d);
         d->stats.n_evicted += f->tag != 0;
@@ -175,7 +225,8 @@ void sim_disk_tick(disk_tier *d)
 {
     d->now++;
     for (int32_t i = 0; i < d->n_jobs; i++) {
-        if (!d->jobs[i].is_copied && d->jobs[i].copies_at <= d->now)
+        if (!d->jobs[i].is_copied && d->jobs[i].copies_at <= d->now &&
+            !is_behind_another(d, &d->jobs[i]))
             copy(d, &d->jobs[i]);
     }
     if (draw(d) % 256 == 0)
@@ -188,8 +239,15 @@ bool disk_tier_next_done(disk_tier *d, disk_tier_done *out)
         job *j = &d->jobs[i];
         if (!j->is_copied || j->ends_at > d->now)
             continue;
-        *out = (disk_tier_done){
-            .cookie = j->cookie, .n_bytes = j->ok ? 1 : 0, .is_read = j->is_read, .ok = j->ok};
+        *out = (disk_tier_done){.cookie = j->cookie,
+                                .n_bytes = j->ok && !j->is_removal ? 1 : 0,
+                                .is_read = j->is_read,
+                                .is_removal = j->is_removal,
+                                .ok = j->ok};
+        if (j->is_removal) {
+            *j = d->jobs[--d->n_jobs];
+            return true;
+        }
         for (int32_t rank = 0; rank < d->config->n_ranks; rank++)
             sim_medium_release(d->medium, j->is_read ? SIM_USER_DISK_READ : SIM_USER_DISK_WRITE,
                                j->medium_block, rank);

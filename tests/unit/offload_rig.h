@@ -12,10 +12,11 @@
 #include "engine/offload/offload_connector_internal.h"
 #include "tests/unit/scheduler_fixture.h"
 
-#define RIG_BLOCKS 256
-#define RIG_HOST   256
-#define RIG_JOBS   64
-#define RIG_DISK   512
+#define RIG_BLOCKS       256
+#define RIG_HOST         256
+#define RIG_JOBS         64
+#define RIG_DISK         512
+#define RIG_JOBS_ON_DISK (OFFLOAD_REMOVALS + 64)
 
 #define RIG_PARTIAL 1
 #define RIG_POISON  2
@@ -44,12 +45,14 @@ struct disk_tier {
         int32_t medium;
         uint64_t cookie;
         bool is_read;
-        bool is_done;
-    } jobs[RIG_DISK];
-    int32_t max_jobs;
+        bool is_removal;
+    } jobs[RIG_JOBS_ON_DISK];
+    int32_t max_jobs; /* without removals */
+    int32_t n_removals;
     bool fails; /* reads do */
+    bool refuses_removal;
     bool is_frozen;
-    int n_reads, n_writes;
+    int n_reads, n_writes, n_clears;
 };
 
 typedef struct rig_outcome {
@@ -100,17 +103,40 @@ void disk_tier_touch(disk_tier *d, const offload_key *keys, int32_t n_keys)
     (void)d, (void)keys, (void)n_keys;
 }
 
+/* What is being removed is neither read nor written. */
 static bool rig_disk_add(disk_tier *d, const offload_key *key, int32_t medium, uint64_t cookie,
                          bool is_read)
 {
-    if (d->n_jobs >= d->max_jobs)
+    for (int32_t i = 0; i < d->n_jobs; i++) {
+        if (d->jobs[i].is_removal && memcmp(&d->jobs[i].key, key, sizeof *key) == 0)
+            fail_msg("%s of a block that is being removed", is_read ? "read" : "write");
+    }
+    if (d->n_jobs - d->n_removals >= d->max_jobs)
         return false;
     d->jobs[d->n_jobs].key = *key;
     d->jobs[d->n_jobs].medium = medium;
     d->jobs[d->n_jobs].cookie = cookie;
-    d->jobs[d->n_jobs].is_done = false;
+    d->jobs[d->n_jobs].is_removal = false;
     d->jobs[d->n_jobs++].is_read = is_read;
     return true;
+}
+
+bool disk_tier_remove(disk_tier *d, const offload_key *key, uint64_t cookie)
+{
+    assert_true(d->n_jobs < RIG_JOBS_ON_DISK);
+    d->jobs[d->n_jobs].key = *key;
+    d->jobs[d->n_jobs].cookie = cookie;
+    d->jobs[d->n_jobs].is_read = false;
+    d->jobs[d->n_jobs++].is_removal = true;
+    d->n_removals++;
+    return true;
+}
+
+void disk_tier_clear(disk_tier *d)
+{
+    assert_int_equal(d->n_jobs, 0);
+    d->n_files = 0;
+    d->n_clears++;
 }
 
 bool disk_tier_write(disk_tier *d, const offload_key *key, int32_t medium_block, uint64_t cookie)
@@ -128,8 +154,18 @@ bool disk_tier_next_done(disk_tier *d, disk_tier_done *out)
     if (d->n_jobs == 0 || d->is_frozen)
         return false;
     int32_t file = rig_file(d, &d->jobs[0].key);
-    *out = (disk_tier_done){.cookie = d->jobs[0].cookie, .is_read = d->jobs[0].is_read, .ok = true};
-    if (d->jobs[0].is_read) {
+    *out = (disk_tier_done){.cookie = d->jobs[0].cookie,
+                            .is_read = d->jobs[0].is_read,
+                            .is_removal = d->jobs[0].is_removal,
+                            .ok = true};
+    if (d->jobs[0].is_removal) {
+        d->n_removals--;
+        out->ok = !d->refuses_removal;
+        if (out->ok && file >= 0) {
+            d->files[file] = d->files[--d->n_files];
+            d->contents[file] = d->contents[d->n_files];
+        }
+    } else if (d->jobs[0].is_read) {
         d->n_reads++;
         out->ok = file >= 0 && !d->fails;
         if (out->ok)
@@ -358,7 +394,7 @@ static void rig_finish(void)
     }
 }
 
-static void rig_lose_worker(void)
+static inline void rig_lose_worker(void)
 {
     scheduler_reset_worker(g.f.s);
     scheduler_check(g.f.s);

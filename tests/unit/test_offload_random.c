@@ -42,6 +42,10 @@ static void do_something(int32_t n_requests)
         g.disk.fails = !g.disk.fails;
     else if (what < 42)
         g.disk.is_frozen = !g.disk.is_frozen;
+    else if (what < 43)
+        g.disk.refuses_removal = !g.disk.refuses_removal;
+    else if (what < 44)
+        g.c->retry_at_us = 0;
     else if (what < 65)
         end_some_transfer();
     else if (g.f.s->n_records < (g.f.s->opts.async ? 2 : 1))
@@ -62,8 +66,14 @@ static void run(rig_opts o, uint64_t s)
         rig_answer();
     rig_finish();
     rig_settle();
-    while (g.disk.n_jobs > 0)
+    g.disk.refuses_removal = false;
+    for (int i = 0; hash_map_n_entries(g.c->distrusted) + (size_t)g.disk.n_jobs > 0; i++) {
+        assert_true(i < 1000);
+        g.c->retry_at_us = 0;
         offload_connector_pump(g.c);
+    }
+    for (int32_t i = 0; i < g.disk.n_files; i++)
+        assert_true(g.disk.contents[i] != RIG_POISON);
     assert_int_equal(g.c->n_load_blocks, 0);
     assert_int_equal(g.c->n_pins, g.c->n_free_pins);
     assert_int_equal(offload_manager_n_evictable(g.m), offload_manager_n_blocks(g.m));
