@@ -89,8 +89,16 @@ static pgd_err lay_out_or_fail(kv_region *r, const kv_region_shape *shape, pgd_w
 
 /* --- map -------------------------------------------------------------------------------------- */
 
+/* The superblock is touched at once: the space of its page must be there, whoever sees to the rest. */
 static pgd_err map_file(kv_region *r, int fd, pgd_why *why)
 {
+    int fault;
+    do
+        fault = posix_fallocate(fd, 0, REGION_PAGE);
+    while (fault == EINTR);
+    if (fault != 0)
+        return pgd_fail(why, fault == ENOSPC ? PGD_ENOMEM : PGD_EIO,
+                        "KV region: no space for its first page: %s", strerror(fault));
     void *base = mmap(NULL, r->n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED)
         return pgd_fail(why, errno == ENOMEM ? PGD_ENOMEM : PGD_EIO,

@@ -10,8 +10,10 @@
  * payload: the tag, and a checksum of the payload that is seeded with the tag. Both are held against
  * what was read whenever a shard is read, so that a torn or foreign block is a miss.
  * The file is outside data: sizes and shape are checked when it is mapped, contents by checksum. A
- * file that is cut short while it is mapped kills who reads it (SIGBUS), as does one in a full
- * /dev/shm unless its space was reserved.
+ * file that is cut short while it is mapped kills who reads it (SIGBUS): nothing but a seal prevents
+ * that, which only a memfd can have, and whoever may do it to a file of mode 0600 may also kill the
+ * process; the next one finds another size, and so no region. Beyond the first page so does a full
+ * file system, unless the space was reserved.
  * Owns:    the mapping, not the descriptor
  * Thread:  any; who may touch which block when is the engine's to say, in messages
  */
@@ -54,12 +56,12 @@ typedef struct kv_region {
 /* Of the whole file. False: a shape that nothing can have. */
 PGD_MUST_USE bool kv_region_bytes(size_t *out, const kv_region_shape *shape);
 /* Empties the file, gives it its size, writes the superblock and maps it. Its space is taken as it is
- * written. Errors: PGD_EINVAL (shape), PGD_ENOMEM, PGD_EIO */
+ * written. Errors: PGD_EINVAL (shape), PGD_ENOMEM (memory, space), PGD_EIO */
 PGD_MUST_USE pgd_err kv_region_format(kv_region *out, int fd, const kv_region_shape *shape,
                                       const uint8_t fingerprint[KV_REGION_FINGERPRINT_BYTES],
                                       pgd_why *why);
 /* Maps one that must have this shape. Errors: PGD_EINVAL (shape), PGD_EFORMAT (another one, or no
- * region at all), PGD_EIO */
+ * region at all), PGD_ENOMEM, PGD_EIO */
 PGD_MUST_USE pgd_err kv_region_map(kv_region *out, int fd, const kv_region_shape *expect,
                                    pgd_why *why);
 /* The same by path. Errors: also PGD_ENOENT, PGD_EIO with the system's reason */

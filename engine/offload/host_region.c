@@ -207,7 +207,11 @@ static pgd_err reserve(const host_region *r, const host_region_opts *o, pgd_why 
 {
     size_t n_bytes = r->memory.n_bytes;
     for (size_t at = 0; at < n_bytes; at += RESERVE_BYTES) {
-        int err = posix_fallocate(r->fd, (off_t)at, (off_t)PGD_MIN(RESERVE_BYTES, n_bytes - at));
+        size_t n = PGD_MIN(RESERVE_BYTES, n_bytes - at);
+        int err;
+        do
+            err = posix_fallocate(r->fd, (off_t)at, (off_t)n);
+        while (err == EINTR);
         if (err != 0)
             return pgd_fail(why, err == ENOSPC ? PGD_ENOMEM : PGD_EIO,
                             "kv_offload_memory: cannot take %zu bytes for %s: %s", n_bytes, r->path,

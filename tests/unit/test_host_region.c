@@ -10,7 +10,10 @@
 #include <string.h>
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -24,7 +27,7 @@
 #include "common/mem.h"
 #include "engine/offload/host_region.h"
 
-enum { N_BLOCKS = 8, SHARD_BYTES = 3000, N_KEYS = 32 };
+enum { N_BLOCKS = 8, SHARD_BYTES = 3000, N_KEYS = 32, NOT_ALLOWED = 77 };
 
 static char dir[64];
 static uint8_t seed[32] = {1, 2, 3};
@@ -482,6 +485,83 @@ static void test_host_region_takes_its_space(void **state)
     }
 }
 
+/* --- a file system of its own ------------------------------------------------------------------- */
+
+static bool write_file(const char *path, const char *text)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    bool ok = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+    if (fd >= 0)
+        close(fd);
+    return ok;
+}
+
+/* False: we are not allowed to. */
+static bool mount_small(void)
+{
+    char map[32];
+    snprintf(map, sizeof map, "0 %ld 1", (long)geteuid());
+    if (unshare(CLONE_NEWNS) != 0 && (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0 ||
+                                      !write_file("/proc/self/uid_map", map)))
+        return false;
+    return mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount("tmpfs", dir, "tmpfs", 0, "size=256k") == 0;
+}
+
+static bool fill_up(void)
+{
+    static const char page[4096];
+    char path[128];
+    snprintf(path, sizeof path, "%s/filler", dir);
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return false;
+    while (write(fd, page, sizeof page) > 0)
+        ;
+    close(fd);
+    return errno == ENOSPC;
+}
+
+/* In a child: no assertions. 0: every create was refused for want of space. */
+static int create_where_nothing_is_free(void)
+{
+    host_region *r;
+    pgd_why why = {0};
+    struct stat st;
+    host_region_opts o = make_opts(true);
+    o.is_named = true;
+    if (host_region_create(&r, &o, &why) != PGD_OK)
+        return 1;
+    /* One that an engine left at its full length, and nothing in it. */
+    int fd = open(host_region_get_path(r), O_RDWR | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) != 0)
+        return 2;
+    host_region_destroy(r);
+    if (ftruncate(fd, 0) != 0 || ftruncate(fd, st.st_size) != 0 || close(fd) != 0 || !fill_up())
+        return 3;
+    if (host_region_create(&r, &o, &why) != PGD_ENOMEM)
+        return 4;
+    if (host_region_create(&r, &o, &why) != PGD_ENOMEM) /* now it is empty */
+        return 5;
+    o.seed = NULL;
+    return host_region_create(&r, &o, &why) == PGD_ENOMEM ? 0 : 6;
+}
+
+/* No space at all, not even for the first page: a refusal, not death by a signal. */
+static void test_host_region_on_a_full_file_system(void **state)
+{
+    (void)state;
+    int status;
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0 && signal(SIGBUS, SIG_DFL) != SIG_ERR)
+        _exit(mount_small() ? create_where_nothing_is_free() : NOT_ALLOWED);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == NOT_ALLOWED)
+        skip();
+    assert_int_equal(status, 0);
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -509,6 +589,7 @@ int main(void)
         cmocka_unit_test(test_host_region_killed_at_any_moment),
         cmocka_unit_test(test_host_region_room),
         cmocka_unit_test(test_host_region_takes_its_space),
+        cmocka_unit_test(test_host_region_on_a_full_file_system),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
