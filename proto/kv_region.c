@@ -11,11 +11,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/bytes.h"
 #include "common/hash.h"
 #include "common/mem.h"
 
 #define REGION_MAGIC   0x4e4f494745524b50u /* "PKREGION" */
-#define REGION_FORMAT  1
+#define REGION_FORMAT  2
 #define REGION_PAGE    4096u
 #define MAX_FILE_BYTES ((size_t)1 << 62)
 
@@ -128,6 +129,7 @@ pgd_err kv_region_format(kv_region *out, int fd, const kv_region_shape *shape,
     PGD_TRY(map_file(out, fd, why));
     memcpy(s.fingerprint, fingerprint, sizeof s.fingerprint);
     memcpy(out->base, &s, sizeof s);
+    out->salt = bytes_load_u64(fingerprint);
     /* The magic last: who dies in between leaves no region. */
     uint64_t magic = REGION_MAGIC;
     __atomic_store_n((uint64_t *)(void *)out->base, magic, __ATOMIC_RELEASE);
@@ -164,7 +166,9 @@ pgd_err kv_region_map(kv_region *out, int fd, const kv_region_shape *expect, pgd
                         out->n_bytes, (long long)st.st_size);
     PGD_TRY(map_file(out, fd, why));
     pgd_err err = check_superblock(out, why);
-    if (err != PGD_OK)
+    if (err == PGD_OK)
+        out->salt = bytes_load_u64(kv_region_get_fingerprint(out));
+    else
         kv_region_unmap(out);
     return err;
 }
@@ -206,9 +210,9 @@ const uint8_t *kv_region_get_fingerprint(const kv_region *r)
     return r->base + offsetof(superblock, fingerprint);
 }
 
-void kv_region_set_fingerprint(const kv_region *r,
-                               const uint8_t fingerprint[KV_REGION_FINGERPRINT_BYTES])
+void kv_region_set_fingerprint(kv_region *r, const uint8_t fingerprint[KV_REGION_FINGERPRINT_BYTES])
 {
+    r->salt = bytes_load_u64(fingerprint);
     memcpy(r->base + offsetof(superblock, fingerprint), fingerprint, KV_REGION_FINGERPRINT_BYTES);
 }
 
@@ -230,21 +234,21 @@ void *kv_region_get_shard(const kv_region *r, int32_t block, int32_t rank)
            (size_t)rank * (size_t)r->shape.shard_bytes;
 }
 
-uint64_t kv_region_checksum(const void *payload, uint64_t n_bytes, uint64_t tag)
+uint64_t kv_region_checksum(const kv_region *r, const void *payload, uint64_t tag)
 {
-    return hash_xxh3(payload, (size_t)n_bytes, tag);
+    return hash_xxh3(payload, (size_t)r->shape.shard_bytes, tag ^ r->salt);
 }
 
 void kv_region_seal(const kv_region *r, int32_t block, int32_t rank, uint64_t tag,
                     const void *payload)
 {
     *kv_region_get_header(r, block, rank) =
-        (kv_region_header){tag, kv_region_checksum(payload, r->shape.shard_bytes, tag)};
+        (kv_region_header){tag, kv_region_checksum(r, payload, tag)};
 }
 
 bool kv_region_holds(const kv_region *r, int32_t block, int32_t rank, uint64_t tag,
                      const void *payload)
 {
     kv_region_header h = *kv_region_get_header(r, block, rank);
-    return h.tag == tag && h.checksum == kv_region_checksum(payload, r->shape.shard_bytes, tag);
+    return h.tag == tag && h.checksum == kv_region_checksum(r, payload, tag);
 }

@@ -7,8 +7,9 @@
  *   data         page-aligned; [n_blocks] of n_ranks shards of shard_bytes, each block at a page
  *
  * A shard is the pages of one device block, slot after slot. Its header is written behind the
- * payload: the tag, and a checksum of the payload that is seeded with the tag. Both are held against
- * what was read whenever a shard is read, so that a torn or foreign block is a miss.
+ * payload: the tag, and a checksum of the payload that is seeded with the tag and the fingerprint.
+ * Both are held against what was read whenever a shard is read, so that a torn or foreign block is a
+ * miss, and so is one that a worker writes late which belonged to another engine or model.
  * The file is outside data: sizes and shape are checked when it is mapped, contents by checksum. A
  * file that is cut short while it is mapped kills who reads it (SIGBUS): nothing but a seal prevents
  * that, which only a memfd can have, and whoever may do it to a file of mode 0600 may also kill the
@@ -51,6 +52,7 @@ typedef struct kv_region {
     kv_region_shape shape;
     size_t headers_at, entries_at, data_at;
     size_t block_stride;
+    uint64_t salt; /* of checksums: from the fingerprint that it was made, mapped or set with */
 } kv_region;
 
 /* Of the whole file. False: a shape that nothing can have. */
@@ -72,15 +74,17 @@ void kv_region_unmap(kv_region *r);
 
 /* Borrows until unmap. A block or rank out of range is a bug. */
 const uint8_t *kv_region_get_fingerprint(const kv_region *r);
-/* In place of the one that it was made or mapped with: whoever does it has seen to what it holds. */
-void kv_region_set_fingerprint(const kv_region *r,
+/* In place of the one that it was made or mapped with. No shard of before holds anything from now on,
+ * nor does what is written through mappings of before. */
+void kv_region_set_fingerprint(kv_region *r,
                                const uint8_t fingerprint[KV_REGION_FINGERPRINT_BYTES]);
 kv_region_entry *kv_region_get_entry(const kv_region *r, int32_t block);
 kv_region_header *kv_region_get_header(const kv_region *r, int32_t block, int32_t rank);
 /* [shape.shard_bytes] */
 void *kv_region_get_shard(const kv_region *r, int32_t block, int32_t rank);
 
-uint64_t kv_region_checksum(const void *payload, uint64_t n_bytes, uint64_t tag);
+/* payload: [shape.shard_bytes] */
+uint64_t kv_region_checksum(const kv_region *r, const void *payload, uint64_t tag);
 /* Writes the header of a shard that payload [shard_bytes] was copied to. The payload itself is to be
  * where nobody else writes: of the shard, the checksum would be right for whatever an older worker,
  * which knows nothing of a new engine yet, has just put there. */

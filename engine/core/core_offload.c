@@ -259,7 +259,8 @@ static pgd_err empty_tiers(core_offload *o, const uint8_t fingerprint[HASH_SHA25
 {
     log_warn("offload", "the tiers are emptied: the worker's numbers or the model's files are not "
                         "those of before");
-    destroy_disk(o);
+    destroy_disk(o); /* before the memory is another's */
+    host_region_set_fingerprint(o->region, fingerprint);
     if (o->opts.events != NULL)
         kv_events_cleared(o->opts.events, KV_MEDIUM_DISK);
     pgd_err err = make_disk(o, fingerprint, why);
@@ -274,7 +275,7 @@ pgd_err core_offload_begin_life(core_offload *o, kv_config_msg *kv, const worker
     PGD_TRY(make_fingerprint(fingerprint, o, facts, why));
     if (o->region == NULL)
         PGD_TRY(make_tiers(o, facts, fingerprint, why));
-    else if (host_region_change_fingerprint(o->region, fingerprint))
+    else if (!host_region_has_fingerprint(o->region, fingerprint))
         PGD_TRY(empty_tiers(o, fingerprint, why));
     const kv_region *memory = host_region_get_memory(o->region);
     snprintf(kv->offload_path, sizeof kv->offload_path, "%s", host_region_get_path(o->region));

@@ -231,8 +231,7 @@ static bool is_good(io_thread *t, const disk_tier_job *job)
         return false;
     for (int32_t i = 0; i < d->kind.n_ranks; i++) {
         const void *shard = kv_region_get_shard(r, job->medium_block, i);
-        if (kv_region_checksum(shard, d->kind.shard_bytes, t->shards[i].tag) !=
-            t->shards[i].checksum)
+        if (kv_region_checksum(r, shard, t->shards[i].tag) != t->shards[i].checksum)
             return false;
     }
     for (int32_t i = 0; i < d->kind.n_ranks; i++)

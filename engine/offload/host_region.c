@@ -181,6 +181,13 @@ static bool is_limited(const host_region *r)
     return r->is_persistent || r->is_temporary;
 }
 
+bool host_region_has_fingerprint(const host_region *r,
+                                 const uint8_t fingerprint[KV_REGION_FINGERPRINT_BYTES])
+{
+    return memcmp(kv_region_get_fingerprint(&r->memory), fingerprint,
+                  KV_REGION_FINGERPRINT_BYTES) == 0;
+}
+
 /* What is in the file stays when it is of our shape and fingerprint. */
 static pgd_err map(host_region *r, const host_region_opts *o, pgd_why *why)
 {
@@ -188,8 +195,7 @@ static pgd_err map(host_region *r, const host_region_opts *o, pgd_why *why)
     pgd_why fault = {0};
     if (r->is_persistent && fstat(r->fd, &st) == 0 && st.st_size > 0) {
         pgd_err err = kv_region_map(&r->memory, r->fd, &o->shape, &fault);
-        if (err == PGD_OK && memcmp(kv_region_get_fingerprint(&r->memory), o->fingerprint,
-                                    sizeof o->fingerprint) == 0)
+        if (err == PGD_OK && host_region_has_fingerprint(r, o->fingerprint))
             return PGD_OK;
         log_warn("offload", "the host tier at %s is emptied: %s", r->path,
                  err == PGD_OK ? "model, options, version or worker have changed" : fault.text);
@@ -324,15 +330,11 @@ void host_region_on_reset(void *arg)
     clear_all(arg);
 }
 
-bool host_region_change_fingerprint(host_region *r,
-                                    const uint8_t fingerprint[KV_REGION_FINGERPRINT_BYTES])
+void host_region_set_fingerprint(host_region *r,
+                                 const uint8_t fingerprint[KV_REGION_FINGERPRINT_BYTES])
 {
-    if (memcmp(kv_region_get_fingerprint(&r->memory), fingerprint, KV_REGION_FINGERPRINT_BYTES) ==
-        0)
-        return false;
     clear_all(r);
     kv_region_set_fingerprint(&r->memory, fingerprint);
-    return true;
 }
 
 /* --- restore ---------------------------------------------------------------------------------- */

@@ -46,9 +46,11 @@ void host_region_abandon(host_region *r);
 /* Fills an empty manager of the same capacity with what the index tells, most recent last; the
  * number of blocks. PGD_ENOMEM */
 PGD_MUST_USE pgd_err host_region_restore(int32_t *n_blocks, host_region *r, offload_manager *m);
-/* Another fingerprint empties the index; the manager's reset is the caller's. False: it is the same. */
-bool host_region_change_fingerprint(host_region *r,
-                                    const uint8_t fingerprint[KV_REGION_FINGERPRINT_BYTES]);
+bool host_region_has_fingerprint(const host_region *r,
+                                 const uint8_t fingerprint[KV_REGION_FINGERPRINT_BYTES]);
+/* Empties the index too; the manager's reset is the caller's. No disk tier may use the memory. */
+void host_region_set_fingerprint(host_region *r,
+                                 const uint8_t fingerprint[KV_REGION_FINGERPRINT_BYTES]);
 
 /* A manager's callbacks of the same names; arg: the host_region. */
 void host_region_on_stored(void *arg, const offload_key *keys, const int32_t *medium_ids,

@@ -14,7 +14,7 @@
 
 #include "common/file.h"
 
-#define FORMAT "paged kv fingerprint 1"
+#define FORMAT "paged kv fingerprint 2" /* 2: it seeds checksums */
 
 static void add_int(hash_sha256_ctx *ctx, int64_t v)
 {
