@@ -3,17 +3,17 @@
  * The scheduler asks for what lies behind a request's local prefix hit, gives blocks to load it
  * into, and lets the connector add its transfers to each step (rules SC5a/b/g, OC1, UP6, UP9):
  *
- *   match ─► allocated ─► build_step (the load goes out)        async: the request waits, its blocks
- *                              │                                 are nobody else's and not published
- *   on_transfers ─► next_event: LOADED ─► the request may be admitted
- *   finished ─► true: its blocks stay until next_event: SENT
+ *   match ─► allocated ─► build_step (the load goes out)        the request waits, its blocks are
+ *                              │                                 nobody else's and not published
+ *                on_transfers ─► next_loaded ─► the request may be admitted
  *
- * A request is the connector's borrow from `allocated` on, until `finished` answered false, or SENT
- * or LOADED was told for one that has finished, or `reset`. None of the functions may call back into
+ * A request is the connector's borrow from `allocated` on until `finished`, and if it was being
+ * loaded then, until next_loaded has told of it, or `reset`. None of the functions may call back into
  * the scheduler or allocate.
  * What is to be stored comes from the block pool: `blocks` hears of every block that is published or
- * handed out again, in the middle of making a step too. What was published before next_event
- * answered false has been written when the step that is made now begins; later ones have not.
+ * handed out again, in the middle of making a step too. What was published before next_loaded
+ * answered false has been written when the step that is made now begins; later ones have not. No
+ * request waits for its blocks to be stored.
  * Thread:  core
  */
 #ifndef ENGINE_CORE_KV_CONNECTOR_H
@@ -34,26 +34,18 @@ typedef enum kv_match_kind {
 typedef struct kv_match {
     kv_match_kind kind;
     int32_t n_tokens; /* HIT: > 0, whole blocks; with the local ones less than r->n_tokens */
-    /* The load takes more than a step: the request waits for LOADED. False: the step that brings
-     * the transfer computes the request too, so the worker loads first, and it cannot fail. */
-    bool is_async;
     /* HIT: of n_tokens, those that were brought up from disk for r. It is told of them; nothing else
      * depends on it. */
     int32_t n_disk_tokens;
 } kv_match;
 
-typedef enum kv_event_kind {
-    KV_EVENT_LOADED,
-    KV_EVENT_SENT /* the blocks of a finished request are no longer read */
-} kv_event_kind;
-
-typedef struct kv_event {
-    kv_event_kind kind;
+/* The load of a request has ended. */
+typedef struct kv_loaded {
     request *r;
-    /* LOADED: leading tokens of the request that are there now: all that were asked for, or up to
-     * the first block that could not be loaded. The rest is computed; nobody is asked again. */
+    /* Its leading tokens that are there now: all that were asked for, or up to the first block that
+     * could not be loaded. The rest is computed; nobody is asked again. */
     int32_t n_valid_tokens;
-} kv_event;
+} kv_loaded;
 
 typedef struct kv_connector {
     void *arg;
@@ -72,16 +64,14 @@ typedef struct kv_connector {
     /* A step of so many tokens took so long. */
     void (*on_step)(void *arg, int32_t n_tokens, uint32_t forward_us);
     /* False when there is no more. Asked before each step is made. */
-    bool (*next_event)(void *arg, kv_event *out);
+    bool (*next_loaded)(void *arg, kv_loaded *out);
     /* There are transfers to be sent, even if no request is left. */
     bool (*has_work)(void *arg);
     /* What was computed of r is not to be trusted, wherever it is by now. */
     void (*forget)(void *arg, const request *r);
-    /* r has finished, told once. True when it holds blocks that are still to be read: SENT will
-     * follow. The answer does not matter for one that has none (kv_row < 0), which nobody holds, nor
-     * while r is being loaded: its blocks stay until LOADED, and no SENT may come. */
-    bool (*finished)(void *arg, request *r);
-    /* The worker is gone, with every transfer: no event comes for what was before. */
+    /* r has finished, told once. While it is being loaded its blocks stay until next_loaded. */
+    void (*finished)(void *arg, request *r);
+    /* The worker is gone, with every transfer: next_loaded tells of nothing that was before. */
     void (*reset)(void *arg);
     block_listener blocks; /* with an arg of its own; published NULL: nobody listens */
 } kv_connector;

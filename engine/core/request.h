@@ -116,7 +116,7 @@ typedef struct request {
     uint64_t scheduled_us; /* last admission before the first token; 0 before */
     bool skip_prefix_lookup;
     bool skip_external_lookup; /* a load of it failed */
-    bool is_held;              /* finished, but a transfer still needs its blocks */
+    bool is_held;              /* finished, but its blocks are still being loaded */
     int32_t num_cached_tokens; /* prefix hit at first admission, loaded or not; -1 before */
     int32_t num_host_tokens;   /* of num_cached_tokens, those loaded from the host tier */
     int32_t num_disk_tokens;   /* and those that came up from disk */

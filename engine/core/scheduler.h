@@ -122,8 +122,8 @@ request *scheduler_find(const scheduler *s, uint64_t request_id);
 PGD_MUST_USE pgd_err scheduler_transfers_done(scheduler *s, int32_t rank,
                                               const kv_transfer_done *done, int32_t n_done);
 
-/* Anything to do: a request waiting or running, blocks held for a transfer, transfers to be sent, or
- * finished ids still to be told to the worker. */
+/* Anything to do: a request waiting or running, or finished while it is loaded, transfers to be sent,
+ * or finished ids still to be told to the worker. */
 bool scheduler_has_work(const scheduler *s);
 
 /* Fills *out for the next step; pointers are valid until the next call of any function that changes

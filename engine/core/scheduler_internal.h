@@ -48,7 +48,7 @@ typedef struct step_draft {
     int32_t encoder_budget;
     int32_t n_preempted;
     bool has_admission; /* some request was admitted or began to load */
-    bool is_short;      /* a running request waits for blocks that loads or sends hold */
+    bool is_short;      /* a running request waits for blocks that loads hold */
     const uint64_t *only;
     int32_t n_only;
 } step_draft;
@@ -65,7 +65,7 @@ struct scheduler {
     bool has_connector;
     kv_connector connector;
     int32_t n_loading; /* loads in flight, those of finished requests included */
-    list_node held;    /* finished requests whose blocks a transfer still needs */
+    list_node held;    /* finished requests that are still being loaded */
 
     step_record records[SCHEDULER_MAX_STEPS_IN_FLIGHT]; /* a ring */
     int32_t first_record;
@@ -123,7 +123,7 @@ void scheduler__start_load(scheduler *s, request *r, int32_t n_local_tokens, con
 bool scheduler__hold(scheduler *s, request *r, request_status was);
 /* What was computed of r is found no more, neither on the device nor in a tier. */
 void scheduler__forget(scheduler *s, const request *r);
-void scheduler__take_events(scheduler *s);
+void scheduler__take_loaded(scheduler *s);
 /* Loads and held requests are no more; the former have blocks still. */
 void scheduler__reset_connector(scheduler *s);
 

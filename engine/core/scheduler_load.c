@@ -1,6 +1,6 @@
-/* Requests that a KV connector fills with blocks or still reads from (rules SC5a, SC5g, UP6, UP9).
+/* Requests whose blocks a KV connector fills (rules SC5a, SC5g, UP6, UP9).
  *
- *   waiting ── admitted with an async hit ──► waiting, status WAITING_FOR_REMOTE_KVS
+ *   waiting ── has a hit and blocks for it ──► waiting, status WAITING_FOR_REMOTE_KVS
  *      ▲                                         │ all tokens are there: keeps its blocks, which are
  *      ├─────────────────────────────────────────┤ published now
  *      └── gives its blocks back ◄───────────────┘ some are missing: what did come is published, so
@@ -9,8 +9,8 @@
  * The second way serves every kind of attention: which blocks a shorter prefix needs, and whether
  * they are among those that came, is the coordinator's to say.
  *
- * A finished request whose blocks are still written or read is "held": everybody has been told of
- * its end, its blocks and itself stay until the transfer's. */
+ * A request that finishes while it is loaded is "held": everybody has been told of its end, its blocks
+ * and itself stay until the load's. */
 #include "common/mem.h"
 #include "common/thread.h"
 #include "engine/core/scheduler_internal.h"
@@ -58,8 +58,8 @@ bool scheduler__hold(scheduler *s, request *r, request_status was)
 {
     if (!s->has_connector)
         return false;
-    bool is_read = s->connector.finished(s->connector.arg, r);
-    r->is_held = was == REQUEST_WAITING_FOR_REMOTE_KVS || (is_read && r->kv_row >= 0);
+    s->connector.finished(s->connector.arg, r);
+    r->is_held = was == REQUEST_WAITING_FOR_REMOTE_KVS;
     if (r->is_held)
         list_append(&s->held, &r->queue_node);
     return r->is_held;
@@ -116,18 +116,11 @@ static void finish_load(scheduler *s, request *r, int32_t n_valid_tokens)
     r->skip_external_lookup = true;
 }
 
-void scheduler__take_events(scheduler *s)
+void scheduler__take_loaded(scheduler *s)
 {
-    kv_event e;
-    while (s->has_connector && s->connector.next_event(s->connector.arg, &e)) {
-        if (e.kind == KV_EVENT_LOADED) {
-            finish_load(s, e.r, e.n_valid_tokens);
-            continue;
-        }
-        PGD_ASSERTF(e.r->is_held, "request %llu with status %d: blocks sent that nobody held",
-                    (unsigned long long)e.r->id, e.r->status);
-        let_go(s, e.r);
-    }
+    kv_loaded l;
+    while (s->has_connector && s->connector.next_loaded(s->connector.arg, &l))
+        finish_load(s, l.r, l.n_valid_tokens);
 }
 
 void scheduler__reset_connector(scheduler *s)

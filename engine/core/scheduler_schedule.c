@@ -31,7 +31,7 @@ typedef enum admission {
 
 typedef enum slots {
     SLOTS_MADE,
-    SLOTS_LATER, /* once a load or a send has ended */
+    SLOTS_LATER, /* once a load has ended */
     SLOTS_NONE   /* it was preempted */
 } slots;
 
@@ -228,7 +228,7 @@ static request *find_idle_holder(const scheduler *s, const request *r)
 
 /* Finds room for a running request, at the cost of others if need be; *has_new: in blocks that fill the
  * next append. A request that would have to
- * go itself stays and waits while loads or sends hold blocks, which end without it: it would only
+ * go itself stays and waits while loads hold blocks, which end without it: it would only
  * compute again what it has, and meet the next load. */
 static slots make_slots(bool *has_new, scheduler *s, request *r, int32_t n, int32_t *idx)
 {
@@ -248,7 +248,7 @@ static slots make_slots(bool *has_new, scheduler *s, request *r, int32_t n, int3
             scheduler__drop_progress(s, holder, holder->num_computed_tokens);
             continue;
         }
-        if (victim == r && (s->n_loading > 0 || !list_is_empty(&s->held)))
+        if (victim == r && s->n_loading > 0)
             return SLOTS_LATER;
         if (victim->running_idx < *idx)
             --*idx;
@@ -346,21 +346,20 @@ static void count_first_admission(scheduler *s, request *r, int32_t n_cached)
     }
 }
 
-static void admit(scheduler *s, request *r, int32_t n_local_tokens, const kv_match *match)
+/* n_computed_tokens: those that were loaded included. */
+static void admit(scheduler *s, request *r, int32_t n_computed_tokens)
 {
     request_queue_remove(s->waiting, r);
     r->status = REQUEST_RUNNING;
     r->epoch++;
-    r->n_external_tokens += match->n_tokens;
-    r->n_disk_tokens += match->n_disk_tokens;
-    r->num_computed_tokens = n_local_tokens + match->n_tokens;
+    r->num_computed_tokens = n_computed_tokens;
     if (request_n_output_tokens(r) == 0)
         r->scheduled_us = clock_now_us();
     if (r->num_cached_tokens < 0)
         count_first_admission(s, r, r->num_computed_tokens);
     r->running_idx = s->n_running;
     s->running[s->n_running++] = r;
-    scheduler__tell_allocated(s, r, n_local_tokens, match->n_tokens);
+    scheduler__tell_allocated(s, r, n_computed_tokens, 0);
 }
 
 /* SC5 b-g for the head of the queue. */
@@ -381,7 +380,8 @@ static admission try_admit(scheduler *s, request *r)
     }
     if (match.kind == KV_MATCH_ASK_AGAIN)
         return ADMISSION_LATER;
-    int32_t n = match.is_async ? 0 : r->n_tokens - n_local - match.n_tokens;
+    bool is_load = match.kind == KV_MATCH_HIT;
+    int32_t n = is_load ? 0 : r->n_tokens - n_local;
     if (s->opts.long_prefill_token_threshold > 0)
         n = PGD_MIN(n, s->opts.long_prefill_token_threshold);
     if (!s->opts.enable_chunked_prefill && n > s->step.budget)
@@ -395,17 +395,16 @@ static admission try_admit(scheduler *s, request *r)
         .n_spare_blocks = scheduler__watermark(s),
         .is_admission = true,
         .must_fit_whole = !s->opts.admit_partly,
-        .is_load = match.is_async,
     };
     if (!kv_manager_allocate(NULL, s->kv, r, &alloc))
         return ADMISSION_NO_ROOM;
     s->step.has_admission = true;
-    if (match.is_async) {
+    if (is_load) {
         scheduler__start_load(s, r, n_local, &match);
-        return ADMITTED;
+    } else {
+        admit(s, r, n_local);
+        record_new(s, r, n);
     }
-    admit(s, r, n_local, &match);
-    record_new(s, r, n);
     return ADMITTED;
 }
 
@@ -432,7 +431,7 @@ static bool preempt_for(scheduler *s, const request *r)
 /* Nothing that happens by itself will give blocks back. */
 static bool is_at_rest(const scheduler *s)
 {
-    return s->n_running == 0 && s->n_records == 0 && s->n_loading == 0 && list_is_empty(&s->held);
+    return s->n_running == 0 && s->n_records == 0 && s->n_loading == 0;
 }
 
 /* When nothing runs, loads or is in flight, only waiting requests can hold the blocks that the head
@@ -581,7 +580,7 @@ bool scheduler_schedule(scheduler *s, scheduler_output *out, const uint64_t *onl
     thread_assert(THREAD_CORE);
     PGD_ASSERTF(s->n_records < s->opts.max_steps_in_flight, "%d steps are in flight", s->n_records);
     mem_forbid();
-    scheduler__take_events(s);
+    scheduler__take_loaded(s);
     kv_manager_pump_events(s->kv);
     s->step = (step_draft){
         .step_id = s->next_step_id,

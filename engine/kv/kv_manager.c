@@ -262,7 +262,8 @@ bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, c
 {
     kv_coordinator *c = m->coordinator;
     bool is_holder = r->kv_row >= 0;
-    PGD_ASSERTF(a->n_new_tokens + a->n_external_tokens > 0,
+    bool is_load = a->n_external_tokens > 0;
+    PGD_ASSERTF(is_load ? a->n_new_tokens == 0 : a->n_new_tokens > 0,
                 "request %llu asks for slots for %d tokens, %d external", (unsigned long long)r->id,
                 a->n_new_tokens, a->n_external_tokens);
     PGD_ASSERTF(!(is_holder && a->hit != NULL), "request %llu holds blocks and brings a hit",
@@ -287,7 +288,7 @@ bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, c
     int32_t n_needed = 0;
     if (!is_holder || need.n_tokens > m->quiet[r->kv_row].max_need_tokens)
         n_needed = kv_coordinator_n_needed(c, r->kv_row, a->hit, &need);
-    int64_t n_kept = (int64_t)a->n_spare_blocks + (a->is_load ? n_reserved(m, r) : 0);
+    int64_t n_kept = (int64_t)a->n_spare_blocks + (is_load ? n_reserved(m, r) : 0);
     if (n_needed + n_kept > block_pool_n_free(m->pool) || (!is_holder && m->n_free_rows == 0)) {
         if (is_holder)
             update_promise(m, r);
@@ -309,7 +310,7 @@ bool kv_manager_allocate(block_ids_msg *new_blocks, kv_manager *m, request *r, c
     update_promise(m, r);
     if (!is_holder || n_needed > 0)
         bound_growth(m, r);
-    if (a->is_load)
+    if (is_load)
         unlist_for_zeroing(m, r->kv_row, n_before);
     else
         kv_manager_publish(m, r, PGD_MIN(n_main, r->n_tokens));

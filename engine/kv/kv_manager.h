@@ -47,9 +47,11 @@ const kv_hit *kv_manager_lookup(kv_manager *m, const request *r);
 int32_t kv_manager_lookup_group(const kv_hit **hit, kv_manager *m, const request *r, int32_t g);
 
 typedef struct kv_alloc {
-    int32_t n_new_tokens;      /* drafts included; 0 only with n_external_tokens */
-    const kv_hit *hit;         /* of kv_manager_lookup; NULL for a request that has a row */
-    int32_t n_external_tokens; /* behind the hit, to be loaded into blocks that are taken now */
+    int32_t n_new_tokens; /* drafts included; 0 with n_external_tokens, and only then */
+    const kv_hit *hit;    /* of kv_manager_lookup; NULL for a request that has a row */
+    /* Behind the hit, to be loaded into blocks that are taken now: no block promised to others is
+     * taken (SC8), and nothing is published before kv_manager_publish says so. */
+    int32_t n_external_tokens;
     int32_t n_lookahead_tokens;
     int32_t n_in_flight_tokens; /* of num_computed_tokens, those of unfinished steps: still in the
                                    window (AL4) */
@@ -57,9 +59,6 @@ typedef struct kv_alloc {
     bool is_admission;          /* from now on its prefill has blocks promised */
     bool must_fit_whole;        /* blocks for all of its tokens must be there, those promised to
                                    others not counted (AL3) */
-    bool
-        is_load; /* nothing is computed now: no block promised to others is taken (SC8), and nothing
-                     is published before kv_manager_publish says so */
 } kv_alloc;
 
 /* Makes room for num_computed + hit + n_new tokens, with the first one for all encoder tokens, and

@@ -4,7 +4,7 @@
 #include "common/mem.h"
 #include "engine/offload/offload_connector_internal.h"
 
-static bool next_event(void *arg, kv_event *out)
+static bool next_loaded(void *arg, kv_loaded *out)
 {
     offload_connector *c = arg;
     offload__pump_disk(c);
@@ -44,13 +44,12 @@ static void forget(void *arg, const request *r)
 }
 
 /* Stored from head to tail, its blocks are to be evicted from tail to head. */
-static bool finished(void *arg, request *r)
+static void finished(void *arg, request *r)
 {
     offload_connector *c = arg;
     offload__end_promotion(c, r);
     if (c->alignment > 0 && r->epoch > 0 && !r->skip_prefix_lookup)
         offload_manager_refresh(c->manager, c->keys, list_keys(c, r));
-    return false;
 }
 
 static void reset(void *arg)
@@ -163,7 +162,7 @@ pgd_err offload_connector_create(offload_connector **out, const offload_connecto
                             .build_step = offload__build_step,
                             .on_transfers = offload__on_transfers,
                             .on_step = on_step,
-                            .next_event = next_event,
+                            .next_loaded = next_loaded,
                             .has_work = offload__has_work,
                             .forget = forget,
                             .finished = finished,

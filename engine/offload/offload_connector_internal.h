@@ -211,7 +211,7 @@ void offload__allocated(void *arg, request *r, const block_ids_msg *table, int32
 bool offload__build_step(void *arg, scheduler_output *out);
 pgd_err offload__on_transfers(void *arg, int32_t rank, const kv_transfer_done *done,
                               int32_t n_done);
-bool offload__next_load(offload_connector *c, kv_event *out);
+bool offload__next_load(offload_connector *c, kv_loaded *out);
 bool offload__has_work(void *arg);
 void offload__drop_jobs(offload_connector *c);
 void offload__published(void *arg, block_id id, const block_hash *hash, int32_t group_id);

@@ -301,7 +301,7 @@ kv_match offload__match(void *arg, request *r, int32_t n_local_tokens)
         r->tier.n_block_hashes = r->n_block_hashes;
         work_out(c, r, n_local_tokens);
     }
-    kv_match match = {.kind = (kv_match_kind)(r->tier.answer - 1), .is_async = true};
+    kv_match match = {.kind = (kv_match_kind)(r->tier.answer - 1)};
     if (match.kind == KV_MATCH_HIT) {
         match.n_tokens = r->tier.n_tokens;
         match.n_disk_tokens = r->tier.n_disk_tokens;

@@ -105,13 +105,13 @@ static void end_load(offload_connector *c, offload_job *job)
     job->id = 0;
 }
 
-bool offload__next_load(offload_connector *c, kv_event *out)
+bool offload__next_load(offload_connector *c, kv_loaded *out)
 {
     if (list_is_empty(&c->to_tell))
         return false;
     offload_job *job = LIST_ENTRY(c->to_tell.next, offload_job, node);
     list_remove(&job->node);
-    *out = (kv_event){.kind = KV_EVENT_LOADED, .r = job->r, .n_valid_tokens = job->n_valid};
+    *out = (kv_loaded){.r = job->r, .n_valid_tokens = job->n_valid};
     return true;
 }
 

@@ -7,7 +7,6 @@
 #include "common/hash.h"
 #include "engine/core/scheduler.h"
 #include "tests/sim/sim_oracle.h"
-#include "tests/sim/sim_tier.h"
 
 #define N_TURNS     400
 #define N_DOCUMENTS 4
@@ -26,7 +25,7 @@ typedef enum model {
 static const char *const model_names[N_MODELS] = {
     "unitary", "sliding", "full+sliding", "full+two-sliding", "full+chunked", "mixed", "cross"};
 
-/* The first configurations have a scripted tier at times, those behind them the offload tiers. */
+/* The first configurations have no tiers, those behind them do. */
 #define N_PLAIN   (N_MODELS * 16)
 #define N_OFFLOAD (N_MODELS * 8)
 
@@ -173,19 +172,13 @@ static int32_t draw_tier_blocks(const sim_config *c)
 
 static void draw_tier(sim_config *c, const shape *f)
 {
-    if (f->is_offload) {
-        c->tier = SIM_TIER_OFFLOAD;
-        c->tier_uses_arc = f->uses_arc;
-        c->n_tier_blocks = draw_tier_blocks(c);
-        c->n_disk_blocks = f->has_disk ? draw_tier_blocks(c) : 0;
-        c->tier_threshold = chance(10) ? 1 + rnd(3) : 0;
-        c->tier_step_blocks = chance(20) ? 1 + rnd(12) : 0;
-    } else if (f->model != MODEL_CROSS && chance(30)) {
-        c->tier = SIM_TIER_SCRIPTED;
-        c->n_tier_blocks = SIM_TIER_BLOCKS;
-    } else {
+    if (!f->is_offload)
         return;
-    }
+    c->tier_uses_arc = f->uses_arc;
+    c->n_tier_blocks = draw_tier_blocks(c);
+    c->n_disk_blocks = f->has_disk ? draw_tier_blocks(c) : 0;
+    c->tier_threshold = chance(10) ? 1 + rnd(3) : 0;
+    c->tier_step_blocks = chance(20) ? 1 + rnd(12) : 0;
     c->n_ranks = 1 + chance(30);
     c->tier_seed = rnd(1 << 20);
     c->tier_delay = chance(70) ? rnd(20) : rnd(100);
@@ -241,11 +234,6 @@ static void draw_request(sim_request *q, const sim_config *c, int32_t id)
     q->skip_lookup = chance(5);
     q->n_encoder = sim_max_encoder(c) > 0 && chance(90) ? 1 + rnd(sim_max_encoder(c)) : 0;
     q->n_encoder += chance(1) ? SIM_MAX_ENCODER - q->n_encoder : 0;
-    if (c->tier == SIM_TIER_SCRIPTED && chance(60)) {
-        q->n_external = 1 + rnd(q->n_prompt + 4);
-        q->n_asks = chance(30) ? rnd(4) : 0;
-    }
-    q->is_stored = c->tier == SIM_TIER_SCRIPTED && chance(40);
     q->n_scores = chance(20) ? 1 + rnd(SIM_MAX_SCORES) : 0;
 }
 
@@ -299,7 +287,7 @@ static void draw_trace(sim_trace *t, int32_t config_idx, uint64_t seed)
             draw_request(&op->request, &t->config, n_requests++);
             if (has_errors && chance(15))
                 op->request.error_at = 1 + rnd(op->request.n_prompt + 8);
-            if (op->request.error_at > 0 && t->config.tier == SIM_TIER_OFFLOAD) {
+            if (op->request.error_at > 0 && t->config.n_tier_blocks > 0) {
                 op->request.n_common = op->request.n_prompt;
                 failed = op->request;
                 echo_turn = turn + 5 + rnd(40);

@@ -9,7 +9,8 @@ static bool is_cached_kind(const sim_group *group)
     return group->kind != ATTENTION_CROSS;
 }
 
-int32_t sim_oracle_alignment(const sim_config *c)
+/* Tokens of which every hit is a multiple. */
+static int32_t alignment_of(const sim_config *c)
 {
     int32_t lcm = c->block_size;
     for (int32_t g = 0; g < c->n_groups; g++) {
@@ -67,7 +68,7 @@ void sim_oracle_check_lookup(sim_state *s)
     const request *r = request_queue_peek(s->sched->waiting);
     if (r == NULL || r->kv_row >= 0)
         return;
-    int32_t step = sim_oracle_alignment(s->config);
+    int32_t step = alignment_of(s->config);
     int32_t n = (r->n_tokens - 1) / step * step;
     bool is_on = s->config->enable_prefix_caching && !r->skip_prefix_lookup;
     while (n > 0 && (!is_on || !is_hit(s, r, n)))
@@ -122,7 +123,7 @@ void sim_oracle_check_published(const sim_state *s)
 {
     if (!s->config->enable_prefix_caching || s->has_errors)
         return;
-    int32_t step = sim_oracle_alignment(s->config);
+    int32_t step = alignment_of(s->config);
     /* Without async, what a result brought waits for the next step. */
     int32_t n_late = s->config->is_async != 0 ? 0 : s->config->max_drafts + 1;
     for (int32_t k = 0; k < s->sched->n_running; k++) {
@@ -328,7 +329,7 @@ void sim_oracle_check_head(const sim_state *s, const scheduler_output *out)
     if (r != NULL && s->config->max_encoder_tokens > 0 &&
         n_encoder + r->n_encoder_tokens > s->config->max_encoder_tokens)
         return;
-    if (r == NULL || r->kv_row >= 0 || s->config->tier != SIM_TIER_NONE || out->n_preempted > 0 ||
+    if (r == NULL || r->kv_row >= 0 || s->config->n_tier_blocks > 0 || out->n_preempted > 0 ||
         n_left == 0 || s->sched->n_running == s->config->max_num_seqs)
         return;
     const kv_hit *hit = kv_manager_lookup(s->sched->kv, r);

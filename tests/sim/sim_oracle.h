@@ -19,8 +19,6 @@ void sim_oracle_check_published(const sim_state *s);
 void sim_oracle_remember(sim_state *s, const request *r);
 /* Rows hold no block that their window has left. */
 void sim_oracle_check_windows(const sim_state *s, const scheduler_output *out);
-/* Tokens of which every hit is a multiple. */
-int32_t sim_oracle_alignment(const sim_config *c);
 /* Whether a request of n tokens in all can run alone. */
 bool sim_oracle_fits(const sim_config *c, int32_t n_total_tokens, int32_t n_encoder);
 

@@ -31,13 +31,18 @@ void sim_fail(const sim_state *s, const char *file, int line, const char *fmt, .
     _exit(SIM_EXIT_VIOLATION);
 }
 
+static bool has_tier(const sim_state *s)
+{
+    return s->config->n_tier_blocks > 0;
+}
+
 /* Block hashes that have come since, with what they name. */
 static void learn_hashes(sim_state *s, const request *r)
 {
     sim_life *life = &s->lives[r->id];
     uint64_t chain[SIM_MAX_LEN + 1];
     int32_t bs = s->config->block_size;
-    if (s->config->tier != SIM_TIER_OFFLOAD || life->n_known == r->n_block_hashes)
+    if (!has_tier(s) || life->n_known == r->n_block_hashes)
         return;
     chain[0] = sim_chain_start(life->request->salt);
     for (int32_t i = 0; i < r->n_block_hashes * bs; i++)
@@ -247,11 +252,6 @@ static void check_new(sim_state *s, uint64_t step_id, const new_request_msg *msg
               life->n_tokens);
 }
 
-static bool has_tier(const sim_state *s)
-{
-    return s->config->tier != SIM_TIER_NONE;
-}
-
 static void check_faults(sim_state *s)
 {
     SIM_CHECK(s, s->medium.fault[0] == '\0', "%s", s->medium.fault);
@@ -265,7 +265,7 @@ static void check_faults(sim_state *s)
 /* Something is under way besides steps that will be told. */
 static bool is_transferring(const sim_state *s)
 {
-    bool is_any = s->config->tier == SIM_TIER_OFFLOAD && sim_offload_is_busy(&s->offload);
+    bool is_any = has_tier(s) && sim_offload_is_busy(&s->offload);
     for (int32_t rank = 0; rank < s->config->n_ranks; rank++)
         is_any = is_any || sim_streams_is_busy(&s->workers[rank].streams);
     return is_any;
@@ -287,7 +287,7 @@ static void tick(sim_state *s)
                       "job %d of rank %d is not known", (int)done.job_id, rank);
         }
     }
-    if (s->config->tier == SIM_TIER_OFFLOAD)
+    if (has_tier(s))
         sim_offload_tick(&s->offload);
     check_faults(s);
 }
@@ -423,7 +423,7 @@ static void kill_worker(sim_state *s, bool is_emptied)
         sim_worker_reset(&s->workers[rank], s->sched->next_step_id);
     if (has_tier(s))
         sim_medium_lose_worker(&s->medium);
-    if (is_emptied && s->config->tier == SIM_TIER_OFFLOAD)
+    if (has_tier(s) && is_emptied)
         sim_offload_clear(&s->offload);
     scheduler_stats stats;
     scheduler_get_stats(s->sched, &stats);
@@ -442,7 +442,7 @@ static void check_all(sim_state *s)
     sim_oracle_check_eviction(s);
     sim_oracle_check_published(s);
     sim_events_check(s);
-    if (s->config->tier == SIM_TIER_OFFLOAD)
+    if (has_tier(s))
         offload_connector_check(s->offload.connector);
 }
 
@@ -547,16 +547,13 @@ static void create_scheduler(sim_state *s)
                                     .zero_new_blocks = c->groups[g].zero_new_blocks != 0,
                                     .is_eagle = c->groups[g].is_eagle != 0};
     kv_events *events = sim_events_begin(s);
-    kv_connector inner = {0};
-    if (c->tier == SIM_TIER_SCRIPTED)
-        inner = sim_tier_connector(&s->tier);
-    if (c->tier == SIM_TIER_OFFLOAD) {
+    kv_connector connector = {0};
+    if (has_tier(s)) {
         sim_offload_init(&s->offload, c, groups, &s->medium, events);
-        inner = *offload_connector_get_ops(s->offload.connector);
+        connector = sim_watch_connector(&s->watch, offload_connector_get_ops(s->offload.connector));
         sim_events_set_tier(KV_MEDIUM_HOST, offload_manager_list,
                             offload_connector_get_manager(s->offload.connector));
     }
-    kv_connector connector = sim_watch_connector(&s->watch, &inner);
     scheduler_opts opts = {
         .connector = has_tier(s) ? &connector : NULL,
         .max_num_seqs = c->max_num_seqs,
@@ -587,7 +584,7 @@ static void create_scheduler(sim_state *s)
         .arg = s,
     };
     SIM_CHECK(s, scheduler_create(&s->sched, &opts) == PGD_OK, "no scheduler for this trace");
-    s->tier.sched = s->watch.sched = s->sched;
+    s->watch.sched = s->sched;
     SIM_CHECK(s, block_hasher_create(&s->hasher, seed) == PGD_OK, "no hasher");
 }
 
@@ -623,8 +620,6 @@ void sim_run(const sim_trace *t, sim_totals *total)
         s->has_errors = s->has_errors || t->ops[i].request.error_at > 0;
     if (has_tier(s))
         sim_medium_init(&s->medium, s->config, s->has_errors);
-    sim_tier_init(&s->tier, s->config, s->requests, &s->medium, sim_oracle_alignment(s->config),
-                  !s->has_errors);
     create_scheduler(s);
     for (int32_t rank = 0; rank < s->config->n_ranks; rank++)
         sim_worker_init(&s->workers[rank], s->config, s->requests, has_tier(s) ? &s->medium : NULL,
@@ -645,10 +640,10 @@ void sim_run(const sim_trace *t, sim_totals *total)
     block_hasher_destroy(s->hasher);
     for (int32_t rank = 0; rank < s->config->n_ranks; rank++)
         sim_worker_deinit(&s->workers[rank]);
-    if (s->config->tier == SIM_TIER_OFFLOAD)
+    if (has_tier(s)) {
         sim_offload_deinit(&s->offload);
-    if (has_tier(s))
         sim_medium_deinit(&s->medium);
+    }
     free(s->scratch.data);
     for (int32_t i = 0; i < SCHEDULER_MAX_STEPS_IN_FLIGHT; i++)
         free(s->frames[i].data);

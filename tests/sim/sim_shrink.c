@@ -103,8 +103,7 @@ static bool simplify(shrinker *s)
             {offsetof(sim_request, priority), 0},   {offsetof(sim_request, ignore_eos), 0},
             {offsetof(sim_request, max_tokens), 1}, {offsetof(sim_request, n_prompt), 1},
             {offsetof(sim_request, n_common), 0},   {offsetof(sim_request, document), 0},
-            {offsetof(sim_request, n_encoder), 0},  {offsetof(sim_request, n_external), 0},
-            {offsetof(sim_request, n_asks), 0},     {offsetof(sim_request, is_stored), 0},
+            {offsetof(sim_request, n_encoder), 0},
         },
       of_config[] = {
           {offsetof(sim_config, long_prefill_token_threshold), 0},
@@ -114,7 +113,7 @@ static bool simplify(shrinker *s)
           {offsetof(sim_config, enable_chunked_prefill), 1},
           {offsetof(sim_config, policy), 0},
           {offsetof(sim_config, use_eagle), 0},
-          {offsetof(sim_config, tier), 0},
+          {offsetof(sim_config, n_tier_blocks), 0},
           {offsetof(sim_config, n_disk_blocks), 0},
           {offsetof(sim_config, n_ranks), 1},
           {offsetof(sim_config, tier_uses_arc), 0},

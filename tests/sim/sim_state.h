@@ -8,7 +8,6 @@
 #include "engine/core/scheduler_internal.h"
 #include "tests/sim/sim_offload.h"
 #include "tests/sim/sim_run.h"
-#include "tests/sim/sim_tier.h"
 #include "tests/sim/sim_watch.h"
 #include "tests/sim/sim_worker.h"
 
@@ -49,8 +48,7 @@ typedef struct sim_state {
     scheduler *sched;
     block_hasher *hasher;
     sim_medium medium;
-    sim_watch watch; /* of the tier's connector */
-    sim_tier tier;
+    sim_watch watch; /* of the tiers' connector */
     sim_offload offload;
     sim_worker workers[SIM_MAX_RANKS];
     wire_limits limits;

@@ -36,7 +36,6 @@ static const member config_members[] = {
     MEMBER(sim_config, use_eagle, 0, 1),
     MEMBER(sim_config, max_drafts, 0, PGD_MAX_DRAFT_TOKENS),
     MEMBER(sim_config, n_right_in_4, 0, 4),
-    MEMBER(sim_config, tier, 0, SIM_TIER_LAST),
     MEMBER(sim_config, n_tier_blocks, 0, 1 << 20),
     MEMBER(sim_config, n_disk_blocks, 0, 1 << 20),
     MEMBER(sim_config, n_ranks, 1, 2),
@@ -71,9 +70,6 @@ static const member request_members[] = {
     MEMBER(sim_request, skip_lookup, 0, 1),
     MEMBER(sim_request, error_at, 0, SIM_MAX_LEN),
     MEMBER(sim_request, n_encoder, 0, SIM_MAX_ENCODER),
-    MEMBER(sim_request, n_external, 0, SIM_MAX_LEN),
-    MEMBER(sim_request, n_asks, 0, 100),
-    MEMBER(sim_request, is_stored, 0, 1),
 };
 
 static const char *const op_names[] = {"add", "step", "answer", "abort", "kill", "clear"};

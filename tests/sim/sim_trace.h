@@ -39,13 +39,6 @@ typedef struct sim_group {
     int32_t is_eagle;
 } sim_group;
 
-typedef enum sim_tier_kind {
-    SIM_TIER_NONE,
-    SIM_TIER_SCRIPTED, /* sim_tier.h */
-    SIM_TIER_OFFLOAD,  /* sim_offload.h */
-    SIM_TIER_LAST = SIM_TIER_OFFLOAD
-} sim_tier_kind;
-
 typedef struct sim_config {
     char name[64];
     int32_t block_size; /* tokens per block hash */
@@ -67,8 +60,7 @@ typedef struct sim_config {
     int32_t use_eagle;
     int32_t max_drafts;    /* that the worker proposes for a request, 0 = none */
     int32_t n_right_in_4;  /* drafts are right this often */
-    int32_t tier;          /* sim_tier_kind */
-    int32_t n_tier_blocks; /* of its medium */
+    int32_t n_tier_blocks; /* of the offload tier (sim_offload.h), 0 = none */
     int32_t n_disk_blocks; /* of the tier behind it, 0 = none */
     int32_t n_ranks;
     int32_t tier_uses_arc;
@@ -98,10 +90,6 @@ typedef struct sim_request {
     int32_t skip_lookup;
     int32_t error_at;  /* the worker fails it when this many positions are computed; 0 = never */
     int32_t n_encoder; /* encoder tokens */
-    /* The scripted tier: */
-    int32_t n_external; /* it has as many of the request's first tokens; 0 = none */
-    int32_t n_asks;     /* times that it wants to be asked again */
-    int32_t is_stored;  /* the blocks are read after the end */
 } sim_request;
 
 typedef enum sim_op_kind {

@@ -50,13 +50,12 @@ static void on_step(void *arg, int32_t n_tokens, uint32_t forward_us)
     w->inner.on_step(w->inner.arg, n_tokens, forward_us);
 }
 
-static bool next_event(void *arg, kv_event *out)
+static bool next_loaded(void *arg, kv_loaded *out)
 {
     sim_watch *w = arg;
-    if (!w->inner.next_event(w->inner.arg, out))
+    if (!w->inner.next_loaded(w->inner.arg, out))
         return false;
     w->n_failed_loads +=
-        out->kind == KV_EVENT_LOADED &&
         out->n_valid_tokens < out->r->num_computed_tokens + out->r->n_external_tokens;
     return true;
 }
@@ -73,10 +72,10 @@ static void forget(void *arg, const request *r)
     w->inner.forget(w->inner.arg, r);
 }
 
-static bool finished(void *arg, request *r)
+static void finished(void *arg, request *r)
 {
     sim_watch *w = arg;
-    return w->inner.finished(w->inner.arg, r);
+    w->inner.finished(w->inner.arg, r);
 }
 
 static void reset(void *arg)
@@ -95,7 +94,7 @@ kv_connector sim_watch_connector(sim_watch *w, const kv_connector *inner)
                           .build_step = build_step,
                           .on_transfers = on_transfers,
                           .on_step = on_step,
-                          .next_event = next_event,
+                          .next_loaded = next_loaded,
                           .has_work = has_work,
                           .forget = forget,
                           .finished = finished,

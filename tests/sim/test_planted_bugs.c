@@ -54,7 +54,12 @@ static void hunt(void *arg)
 
 static bool is_of_tiers(const planted_bug *b)
 {
-    return strstr(b->file, "offload") != NULL || strstr(b->file, "sim_streams") != NULL;
+    static const char *const parts[] = {"offload", "sim_streams", "scheduler_load"};
+    for (size_t i = 0; i < PGD_ARRAY_LEN(parts); i++) {
+        if (strstr(b->file, parts[i]) != NULL)
+            return true;
+    }
+    return false;
 }
 
 static void find(sim_verdict *v, progress *p, int bug, uint64_t max_steps)

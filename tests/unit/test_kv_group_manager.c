@@ -170,7 +170,7 @@ static void test_kv_group_manager_loaded_blocks_are_not_zeroed(void **state)
     block_id kept;
     kv_manager_get_table(&table, m, other);
     kept = table.ids[1][0];
-    kv_alloc load = {.hit = kv_manager_lookup(m, r), .n_external_tokens = 4, .is_load = true};
+    kv_alloc load = {.hit = kv_manager_lookup(m, r), .n_external_tokens = 4};
     assert_true(kv_manager_allocate(NULL, m, r, &load));
     kv_manager_get_table(&table, m, r);
     int32_t n_ids = kv_manager_take_blocks_to_zero(&ids, m);

@@ -280,7 +280,7 @@ static void test_kv_manager_sc8_promises_bind_loads(void **state)
     kv_alloc a = {.n_new_tokens = 20, .hit = kv_manager_lookup(m, r0), .is_admission = true};
     assert_true(kv_manager_allocate(NULL, m, r0, &a));
     assert_int_equal(kv_manager_n_promised(m), 4);
-    kv_alloc load = {.hit = kv_manager_lookup(m, r1), .n_external_tokens = 80, .is_load = true};
+    kv_alloc load = {.hit = kv_manager_lookup(m, r1), .n_external_tokens = 80};
     assert_false(kv_manager_allocate(NULL, m, r1, &load)); /* 5 of 8 - 4 */
     load.n_external_tokens = 64;
     load.is_admission = true;
@@ -309,7 +309,7 @@ static void test_kv_manager_al7_external_blocks(void **state)
     request *r1 = new_request(100, 0, 16);
     block_ids_msg table;
     assert_true(alloc(NULL, m, r0, 40)); /* blocks 1 to 3, two of them full */
-    kv_alloc load = {.hit = kv_manager_lookup(m, r1), .n_external_tokens = 48, .is_load = true};
+    kv_alloc load = {.hit = kv_manager_lookup(m, r1), .n_external_tokens = 48};
     assert_int_equal(load.hit->n_tokens, 32);
     assert_true(kv_manager_allocate(&table, m, r1, &load));
     assert_int_equal(table.n_blocks[0], 3); /* the new ones */

@@ -194,10 +194,7 @@ static void test_kv_manager_groups_loaded_behind_a_hit_fits_alone(void **state)
     request *r2 = new_range(500, 2, 2);
     assert_true(alloc(NULL, m, r0, 2));
     give_back(m, r0);
-    kv_alloc load = {.hit = kv_manager_lookup(m, r1),
-                     .n_external_tokens = 4,
-                     .is_admission = true,
-                     .is_load = true};
+    kv_alloc load = {.hit = kv_manager_lookup(m, r1), .n_external_tokens = 4, .is_admission = true};
     assert_int_equal(load.hit->n_tokens, 2);
     assert_true(kv_manager_allocate(NULL, m, r1, &load));
     r1->num_computed_tokens = 6;

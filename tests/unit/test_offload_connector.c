@@ -248,11 +248,11 @@ static void test_offload_connector_oc10_stores_nothing_unwritten(void **state)
     const block_hash hash = {.bytes = {1}};
     for (int was_written = 0; was_written < 2; was_written++) {
         scheduler_output out = {0};
-        kv_event e;
-        assert_false(ops->next_event(ops->arg, &e));
+        kv_loaded l;
+        assert_false(ops->next_loaded(ops->arg, &l));
         ops->blocks.published(ops->blocks.arg, 1, &hash, 0);
         if (was_written)
-            assert_false(ops->next_event(ops->arg, &e));
+            assert_false(ops->next_loaded(ops->arg, &l));
         ops->blocks.reused(ops->blocks.arg, 1);
         assert_int_equal(ops->build_step(ops->arg, &out), was_written);
         assert_int_equal(out.n_transfers, 2 * was_written); /* a store, and a flush of it */

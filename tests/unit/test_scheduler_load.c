@@ -1,14 +1,13 @@
-/* Scheduler with a KV connector: rules SC5a/b/g, SC8, AL2, OC6, OC7, UP6, UP9, by a connector whose
+/* Scheduler with a KV connector: rules SC5a/b/g, SC8, AL2, OC7, UP6, UP9, by a connector whose
  * answers are written down. */
 #include "common/hash.h"
 #include "tests/unit/scheduler_fixture.h"
 
-#define MAX_EVENTS 64
+#define MAX_LOADED 64
 
 /* What the connector says of a request, and what it has heard. */
 typedef struct script {
     kv_match match; /* of tokens from 0 on: local ones are taken off */
-    bool is_read_at_end;
     bool is_loading;
     int n_asked;
     int n_allocated;
@@ -22,8 +21,8 @@ typedef struct script {
 
 static fix f;
 static script scripts[FIX_MAX_REQS];
-static kv_event events[MAX_EVENTS];
-static int n_events;
+static kv_loaded loaded[MAX_LOADED]; /* to be told */
+static int n_loaded;
 static kv_transfer_msg transfers[FIX_MAX_REQS];
 static int32_t n_transfers;
 static int n_results;
@@ -51,7 +50,7 @@ static void on_allocated(void *arg, request *r, const block_ids_msg *table, int3
     q->n_local = n_local_tokens;
     q->n_external = n_external_tokens;
     q->n_table_blocks = table->n_blocks[0];
-    q->is_loading = n_external_tokens > 0 && q->match.is_async;
+    q->is_loading = n_external_tokens > 0;
     if (n_external_tokens > 0)
         transfers[n_transfers++] =
             (kv_transfer_msg){.job_id = r->id, .kind = KV_TRANSFER_LOAD, .n_blocks = 0};
@@ -94,28 +93,26 @@ static void on_forget(void *arg, const request *r)
     ((script *)arg)[r->id].n_forgotten++;
 }
 
-static bool on_next_event(void *arg, kv_event *out)
+static bool on_next_loaded(void *arg, kv_loaded *out)
 {
     (void)arg;
-    if (n_events == 0)
+    if (n_loaded == 0)
         return false;
-    *out = events[0];
-    memmove(events, events + 1, (size_t)--n_events * sizeof *events);
+    *out = loaded[0];
+    memmove(loaded, loaded + 1, (size_t)--n_loaded * sizeof *loaded);
     return true;
 }
 
-static bool on_end(void *arg, request *r)
+static void on_end(void *arg, request *r)
 {
-    script *q = &((script *)arg)[r->id];
-    q->n_finished++;
-    return q->is_read_at_end;
+    ((script *)arg)[r->id].n_finished++;
 }
 
 static void on_reset(void *arg)
 {
     (void)arg;
     n_resets++;
-    n_events = 0;
+    n_loaded = 0;
     n_transfers = 0;
     for (int i = 0; i < FIX_MAX_REQS; i++)
         scripts[i].is_loading = false;
@@ -129,28 +126,28 @@ static const kv_connector connector = {.arg = scripts,
                                        .on_step = on_step,
                                        .has_work = has_work,
                                        .forget = on_forget,
-                                       .next_event = on_next_event,
+                                       .next_loaded = on_next_loaded,
                                        .finished = on_end,
                                        .reset = on_reset};
 
 static void init(scheduler_opts opts)
 {
     memset(scripts, 0, sizeof scripts);
-    n_events = n_results = n_resets = n_step_tokens = n_reports = 0;
+    n_loaded = n_results = n_resets = n_step_tokens = n_reports = 0;
     n_transfers = 0;
     opts.connector = &connector;
     fix_init(&f, opts);
 }
 
-static void script_hit(uint64_t id, int32_t n_tokens, bool is_async)
+static void script_hit(uint64_t id, int32_t n_tokens)
 {
-    scripts[id].match = (kv_match){KV_MATCH_HIT, n_tokens, is_async};
+    scripts[id].match = (kv_match){.kind = KV_MATCH_HIT, .n_tokens = n_tokens};
 }
 
-static void push_event(kv_event_kind kind, uint64_t id, int32_t n_valid_tokens)
+static void end_load(uint64_t id, int32_t n_valid_tokens)
 {
-    assert_true(n_events < MAX_EVENTS);
-    events[n_events++] = (kv_event){kind, scripts[id].r, n_valid_tokens};
+    assert_true(n_loaded < MAX_LOADED);
+    loaded[n_loaded++] = (kv_loaded){scripts[id].r, n_valid_tokens};
     scripts[id].is_loading = false;
 }
 
@@ -170,7 +167,7 @@ static void test_scheduler_load_sc5g_request_waits_for_its_load(void **state)
 {
     (void)state;
     init(fix_opts());
-    script_hit(0, 64, true);
+    script_hit(0, 64);
     scripts[0].match.n_disk_tokens = 48;
     request *r = FIX_ADD(&f, .n_prompt = 100);
     FIX_ADD(&f, .n_prompt = 20);
@@ -191,7 +188,7 @@ static void test_scheduler_load_sc5g_request_waits_for_its_load(void **state)
         fix_step(&f);
         assert_int_equal(r->status, REQUEST_WAITING_FOR_REMOTE_KVS);
     }
-    push_event(KV_EVENT_LOADED, 0, 64);
+    end_load(0, 64);
     assert_true(fix_schedule(&f));
     assert_int_equal(r->status, REQUEST_RUNNING);
     assert_int_equal(fix_new_msg(&f, 0)->n_computed_tokens, 64);
@@ -218,7 +215,7 @@ static void test_scheduler_load_goes_out_alone(void **state)
 {
     (void)state;
     init(fix_opts());
-    script_hit(0, 64, true);
+    script_hit(0, 64);
     FIX_ADD(&f, .n_prompt = 100);
     assert_true(fix_schedule(&f));
     assert_int_equal(f.out.total_scheduled_tokens, 0);
@@ -227,7 +224,7 @@ static void test_scheduler_load_goes_out_alone(void **state)
     assert_true(scheduler_has_work(f.s));
     fix_answer_all(&f);
     assert_false(fix_schedule(&f));
-    push_event(KV_EVENT_LOADED, 0, 64);
+    end_load(0, 64);
     assert_true(fix_schedule(&f));
     assert_int_equal(fix_scheduled(&f, 0), 36);
     fix_answer_all(&f);
@@ -271,28 +268,28 @@ static void test_scheduler_load_sc5b_behind_the_local_hit(void **state)
     init(fix_opts());
     request *r0 = FIX_ADD(&f, .n_prompt = 40, .n_common = 40);
     fix_step(&f);
-    script_hit(1, 64, true);
+    script_hit(1, 64);
     FIX_ADD(&f, .n_prompt = 100, .n_common = 40);
-    script_hit(2, 64, false); /* comes with the step itself */
     FIX_ADD(&f, .n_prompt = 100, .n_common = 40);
     assert_true(fix_schedule(&f));
     assert_int_equal(scripts[1].n_local, 32);
     assert_int_equal(scripts[1].n_external, 32);
     assert_int_equal(scripts[2].n_local, 32);
-    assert_int_equal(scripts[2].n_external, 32);
+    assert_int_equal(scripts[2].n_external, 0); /* it has nothing to load */
     assert_int_equal(scripts[2].n_table_blocks, 7);
-    assert_int_equal(fix_new_msg(&f, 2)->n_computed_tokens, 64);
-    assert_int_equal(fix_scheduled(&f, 2), 36);
+    assert_int_equal(fix_new_msg(&f, 2)->n_computed_tokens, 32);
+    assert_int_equal(fix_scheduled(&f, 2), 68);
     assert_int_equal(stats().n_prefix_hit_tokens, 32);
-    assert_int_equal(stats().n_external_hit_tokens, 32);
+    assert_int_equal(stats().n_external_hit_tokens, 0);
     assert_int_equal(r0->n_external_tokens, 0);
     fix_answer_all(&f);
     /* The local part has two holders and more: it outlives them. */
     assert_true(scheduler_finish_request(f.s, 0, REQUEST_FINISHED_ABORTED));
-    push_event(KV_EVENT_LOADED, 1, 64);
+    end_load(1, 64);
     assert_true(fix_schedule(&f));
     assert_int_equal(fix_new_msg(&f, 1)->n_computed_tokens, 64);
     assert_int_equal(stats().n_prefix_hit_tokens, 64);
+    assert_int_equal(stats().n_external_hit_tokens, 32);
     fix_answer_all(&f);
     fix_deinit(&f);
 }
@@ -327,14 +324,14 @@ static void test_scheduler_load_up6_recomputes_from_the_first_bad_block(void **s
 {
     (void)state;
     init(fix_opts());
-    script_hit(0, 96, true);
-    script_hit(1, 96, true);
+    script_hit(0, 96);
+    script_hit(1, 96);
     request *r = FIX_ADD(&f, .n_prompt = 100);
     FIX_ADD(&f, .n_prompt = 100);
     assert_true(fix_schedule(&f));
     fix_answer_all(&f);
-    push_event(KV_EVENT_LOADED, 0, 32); /* block 2 is bad */
-    push_event(KV_EVENT_LOADED, 1, 0);  /* all of them */
+    end_load(0, 32); /* block 2 is bad */
+    end_load(1, 0);  /* all of them */
     assert_true(fix_schedule(&f));
     assert_int_equal(fix_new_msg(&f, 0)->n_computed_tokens, 32);
     assert_int_equal(fix_scheduled(&f, 0), 68);
@@ -352,7 +349,7 @@ static void test_scheduler_load_up9_abort_keeps_blocks_until_the_load_ends(void 
 {
     (void)state;
     init(fix_opts());
-    script_hit(0, 64, true);
+    script_hit(0, 64);
     FIX_ADD(&f, .n_prompt = 100);
     assert_true(fix_schedule(&f));
     fix_answer_all(&f);
@@ -366,53 +363,11 @@ static void test_scheduler_load_up9_abort_keeps_blocks_until_the_load_ends(void 
     assert_true(scheduler_has_work(f.s));
     assert_false(scheduler_reset_prefix_cache(f.s));
     assert_false(fix_schedule(&f)); /* the worker has no row of it */
-    push_event(KV_EVENT_LOADED, 0, 64);
+    end_load(0, 64);
     assert_false(fix_schedule(&f));
     assert_int_equal(f.n_released[0], 1);
     assert_int_equal(fix_n_free(&f), 999);
     assert_int_equal(n_published(), 0);
-    assert_false(scheduler_has_work(f.s));
-    fix_deinit(&f);
-}
-
-static void test_scheduler_load_oc6_blocks_stay_until_they_were_sent(void **state)
-{
-    (void)state;
-    scheduler_opts opts = fix_opts();
-    opts.async = true;
-    init(opts);
-    scripts[0].is_read_at_end = true;
-    FIX_ADD(&f, .n_prompt = 40);
-    FIX_ADD(&f, .n_prompt = 40, .max_tokens = 1);
-    assert_true(fix_schedule(&f));
-    assert_true(fix_schedule(&f));
-    FIX_ANSWER(&f, 0, FIX_EOS);
-    assert_int_equal(f.n_finished[0], 1);
-    assert_int_equal(f.n_finished[1], 1);
-    assert_int_equal(f.n_released[1], 1);
-    assert_int_equal(fix_n_free(&f), 996);
-    push_event(KV_EVENT_SENT, 0, 0);
-    assert_true(fix_schedule(&f)); /* tells the finished ids */
-    assert_int_equal(fix_n_free(&f), 999);
-    assert_int_equal(f.n_released[0], 0); /* a step of it is out */
-    fix_answer_all(&f);
-    assert_int_equal(f.n_released[0], 1);
-    fix_answer_all(&f);
-    fix_deinit(&f);
-
-    /* The other way round: the step first. */
-    init(opts);
-    scripts[0].is_read_at_end = true;
-    FIX_ADD(&f, .n_prompt = 40, .max_tokens = 1);
-    assert_true(fix_schedule(&f));
-    fix_answer_all(&f);
-    assert_int_equal(f.n_finished[0], 1);
-    assert_int_equal(f.n_released[0], 0);
-    assert_true(fix_schedule(&f));
-    fix_answer_all(&f);
-    push_event(KV_EVENT_SENT, 0, 0);
-    assert_false(fix_schedule(&f));
-    assert_int_equal(f.n_released[0], 1);
     assert_false(scheduler_has_work(f.s));
     fix_deinit(&f);
 }
@@ -426,7 +381,7 @@ static void test_scheduler_load_sc8_leaves_promised_blocks(void **state)
     opts.admit_partly = true;
     init(opts);
     FIX_ADD(&f, .n_prompt = 96);
-    script_hit(1, 80, true);
+    script_hit(1, 80);
     request *r = FIX_ADD(&f, .n_prompt = 90);
     assert_true(fix_schedule(&f));
     assert_int_equal(fix_scheduled(&f, 0), 16); /* 10 blocks are free, 5 of them promised */
@@ -437,7 +392,7 @@ static void test_scheduler_load_sc8_leaves_promised_blocks(void **state)
     opts.n_blocks = 11;
     init(opts);
     FIX_ADD(&f, .n_prompt = 96);
-    script_hit(1, 80, true);
+    script_hit(1, 80);
     r = FIX_ADD(&f, .n_prompt = 90);
     assert_true(fix_schedule(&f));
     assert_int_equal(r->status, REQUEST_WAITING);
@@ -465,7 +420,7 @@ static void test_scheduler_load_sc5a_preempted_comes_back_as_preempted(void **st
         request *r1 = FIX_ADD(&f, .n_prompt = 63, .arrival_us = 2);
         request *r2 = FIX_ADD(&f, .n_prompt = 20, .arrival_us = 3);
         fix_step(&f);
-        script_hit(1, 48, true);
+        script_hit(1, 48);
         assert_true(fix_schedule(&f)); /* 0 needs a fifth block */
         assert_int_equal(r1->status, REQUEST_PREEMPTED);
         fix_answer_all(&f);
@@ -476,8 +431,8 @@ static void test_scheduler_load_sc5a_preempted_comes_back_as_preempted(void **st
         assert_true(fix_schedule(&f));
         assert_int_equal(r1->status, REQUEST_WAITING_FOR_REMOTE_KVS);
         fix_answer_all(&f);
-        push_event(KV_EVENT_LOADED, 1, 48);
-        scheduler__take_events(f.s);
+        end_load(1, 48);
+        scheduler__take_loaded(f.s);
         assert_int_equal(r1->status, REQUEST_PREEMPTED);
         assert_true(fix_schedule(&f));
         assert_int_equal(r1->status, REQUEST_RUNNING);
@@ -503,7 +458,7 @@ static void test_scheduler_load_late_token_is_appended(void **state)
         assert_true(fix_schedule(&f));
         assert_true(scheduler_schedule(f.s, &f.out, &nobody, 1));
         assert_int_equal(r->status, REQUEST_PREEMPTED);
-        script_hit(0, 48, true);
+        script_hit(0, 48);
         assert_true(fix_schedule(&f));
         assert_int_equal(r->status, REQUEST_WAITING_FOR_REMOTE_KVS);
         fix_answer_all(&f);
@@ -514,11 +469,11 @@ static void test_scheduler_load_late_token_is_appended(void **state)
             assert_int_equal(f.status[0], REQUEST_FINISHED_LENGTH_CAPPED);
             assert_int_equal(f.n_released[0], 0);
             assert_int_equal(fix_n_free(&f), 999 - 3);
-            push_event(KV_EVENT_LOADED, 0, 48);
+            end_load(0, 48);
             assert_false(fix_schedule(&f));
             assert_int_equal(f.n_released[0], 1);
         } else {
-            push_event(KV_EVENT_LOADED, 0, 48);
+            end_load(0, 48);
             assert_true(fix_schedule(&f));
             assert_int_equal(fix_new_msg(&f, 0)->n_tokens, 65);
             assert_int_equal(fix_new_msg(&f, 0)->n_computed_tokens, 48);
@@ -539,12 +494,12 @@ static void test_scheduler_load_holder_gives_way_to_what_runs(void **state)
     init(opts);
     request *r0 = FIX_ADD(&f, .n_prompt = 32, .max_tokens = 40);
     request *r1 = FIX_ADD(&f, .n_prompt = 33, .max_tokens = 4);
-    script_hit(1, 32, true);
+    script_hit(1, 32);
     fix_step(&f);
     assert_int_equal(r1->status, REQUEST_WAITING_FOR_REMOTE_KVS);
     fix_step(&f);
     assert_int_equal(fix_n_free(&f), 0);
-    push_event(KV_EVENT_LOADED, 1, 32);
+    end_load(1, 32);
     scripts[1].match.kind = KV_MATCH_NONE;
     fix_step(&f);
     assert_int_equal(r1->status, REQUEST_WAITING);
@@ -572,7 +527,7 @@ static void test_scheduler_load_what_runs_waits_for_it(void **state)
     request *r0 = FIX_ADD(&f, .n_prompt = 32, .max_tokens = 40);
     request *r1 = FIX_ADD(&f, .n_prompt = 33, .max_tokens = 4);
     FIX_ADD(&f, .n_prompt = 5, .max_tokens = 1);
-    script_hit(1, 32, true);
+    script_hit(1, 32);
     fix_step(&f);
     while (f.s->n_records > 0 || fix_schedule(&f))
         fix_answer_all(&f);
@@ -580,7 +535,7 @@ static void test_scheduler_load_what_runs_waits_for_it(void **state)
     assert_int_equal(r0->num_preemptions, 0);
     assert_int_equal(r0->status, REQUEST_RUNNING);
     assert_true(r1->kv_row >= 0);
-    push_event(KV_EVENT_LOADED, 1, 32);
+    end_load(1, 32);
     scripts[1].match.kind = KV_MATCH_NONE;
     for (int turn = 0; turn < 60 && f.n_finished[1] == 0; turn++)
         fix_step(&f);
@@ -594,21 +549,17 @@ static void test_scheduler_load_lost_worker(void **state)
 {
     (void)state;
     init(fix_opts());
-    script_hit(0, 64, true);
-    script_hit(1, 64, true);
-    scripts[2].is_read_at_end = true;
+    script_hit(0, 64);
+    script_hit(1, 64);
     request *r = FIX_ADD(&f, .n_prompt = 100);
     FIX_ADD(&f, .n_prompt = 100);
-    FIX_ADD(&f, .n_prompt = 100, .max_tokens = 1);
     assert_true(fix_schedule(&f));
     fix_answer_all(&f);
     assert_true(scheduler_finish_request(f.s, 1, REQUEST_FINISHED_ABORTED));
-    assert_int_equal(f.n_finished[2], 1);
     scheduler_reset_worker(f.s);
     scheduler_check(f.s);
     assert_int_equal(n_resets, 1);
     assert_int_equal(f.n_released[1], 1);
-    assert_int_equal(f.n_released[2], 1);
     assert_int_equal(fix_n_free(&f), 999);
     assert_int_equal(stats().n_loading, 0);
     assert_int_equal(r->status, REQUEST_WAITING);
@@ -616,11 +567,7 @@ static void test_scheduler_load_lost_worker(void **state)
     assert_int_equal(scripts[0].n_asked, 2);
     assert_int_equal(r->status, REQUEST_WAITING_FOR_REMOTE_KVS);
     fix_answer_all(&f);
-    /* Destroyed with loads and blocks to be sent under way. */
-    scripts[3].is_read_at_end = true;
-    FIX_ADD(&f, .n_prompt = 100, .max_tokens = 1);
-    fix_step(&f);
-    assert_int_equal(f.n_finished[3], 1);
+    /* Destroyed with a load under way that nobody waits for any more. */
     assert_true(scheduler_finish_request(f.s, 0, REQUEST_FINISHED_ABORTED));
     fix_deinit(&f);
 }
@@ -632,7 +579,7 @@ static void test_scheduler_load_is_not_released_for_the_head(void **state)
     scheduler_opts opts = fix_opts();
     opts.n_blocks = 11;
     init(opts);
-    script_hit(0, 96, true);
+    script_hit(0, 96);
     request *r0 = FIX_ADD(&f, .n_prompt = 100, .max_tokens = 2);
     FIX_ADD(&f, .n_prompt = 90, .max_tokens = 2);
     assert_true(fix_schedule(&f));
@@ -641,7 +588,7 @@ static void test_scheduler_load_is_not_released_for_the_head(void **state)
     assert_true(r0->kv_row >= 0);
     assert_true(scheduler_finish_request(f.s, 0, REQUEST_FINISHED_ABORTED));
     assert_false(fix_schedule(&f)); /* its blocks are written still */
-    push_event(KV_EVENT_LOADED, 0, 96);
+    end_load(0, 96);
     assert_true(fix_schedule(&f));
     assert_int_equal(fix_scheduled(&f, 1), 90);
     fix_answer_all(&f);
@@ -657,12 +604,12 @@ static void test_scheduler_load_holder_set_aside_is_released(void **state)
     opts.n_blocks = 11;
     opts.max_num_batched_tokens = 120;
     init(opts);
-    script_hit(0, 96, true);
+    script_hit(0, 96);
     request *r0 = FIX_ADD(&f, .n_prompt = 100, .max_tokens = 2);
     FIX_ADD(&f, .n_prompt = 90, .max_tokens = 2);
     assert_true(fix_schedule(&f));
     fix_answer_all(&f);
-    push_event(KV_EVENT_LOADED, 0, 96);
+    end_load(0, 96);
     const uint64_t second[] = {1};
     assert_true(scheduler_schedule(f.s, &f.out, second, 1));
     scheduler_check(f.s);
@@ -683,7 +630,7 @@ static void test_scheduler_load_nobody_is_preempted_after_it_began(void **state)
     init(opts);
     FIX_ADD(&f, .n_prompt = 60, .priority = 5, .max_tokens = 40); /* 4 blocks */
     fix_step(&f);
-    script_hit(1, 64, true);
+    script_hit(1, 64);
     FIX_ADD(&f, .n_prompt = 80, .priority = 0, .arrival_us = 1); /* 5 of 8 */
     FIX_ADD(&f, .n_prompt = 60, .priority = 0, .arrival_us = 2); /* 4 of 3 */
     assert_true(fix_schedule(&f));
@@ -727,8 +674,6 @@ static void run_random(void)
             script *q = &scripts[n_reqs];
             q->match.kind = (kv_match_kind)rnd(3);
             q->match.n_tokens = 16 * rnd((n_prompt + 15) / 16);
-            q->match.is_async = rnd(4) > 0;
-            q->is_read_at_end = rnd(3) == 0;
             if (q->match.n_tokens == 0 && q->match.kind == KV_MATCH_HIT)
                 q->match.kind = KV_MATCH_NONE;
             FIX_ADD(&f, .n_prompt = n_prompt, .n_common = rnd(2) * n_prompt,
@@ -743,16 +688,12 @@ static void run_random(void)
             if (f.n_released[id] > 0 || r == NULL || rnd(8) > 0)
                 continue;
             bool is_told = false;
-            for (int i = 0; i < n_events; i++)
-                is_told = is_told || events[i].r == r;
-            if (is_told)
+            for (int i = 0; i < n_loaded; i++)
+                is_told = is_told || loaded[i].r == r;
+            if (is_told || !q->is_loading)
                 continue;
-            if (q->is_loading) {
-                int32_t n_lost = rnd(2) * rnd(q->n_external / 16 + 1) * 16;
-                push_event(KV_EVENT_LOADED, id, q->n_local + q->n_external - n_lost);
-            } else if (r->is_held) {
-                push_event(KV_EVENT_SENT, id, 0);
-            }
+            int32_t n_lost = rnd(2) * rnd(q->n_external / 16 + 1) * 16;
+            end_load(id, q->n_local + q->n_external - n_lost);
         }
         if (rnd(60) == 0 && n_reqs > 0)
             scheduler_finish_request(f.s, (uint64_t)rnd((int)n_reqs), REQUEST_FINISHED_ABORTED);
@@ -793,7 +734,6 @@ int main(void)
         cmocka_unit_test(test_scheduler_load_sc5b_asked_again),
         cmocka_unit_test(test_scheduler_load_up6_recomputes_from_the_first_bad_block),
         cmocka_unit_test(test_scheduler_load_up9_abort_keeps_blocks_until_the_load_ends),
-        cmocka_unit_test(test_scheduler_load_oc6_blocks_stay_until_they_were_sent),
         cmocka_unit_test(test_scheduler_load_sc8_leaves_promised_blocks),
         cmocka_unit_test(test_scheduler_load_sc5a_preempted_comes_back_as_preempted),
         cmocka_unit_test(test_scheduler_load_late_token_is_appended),
