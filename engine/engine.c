@@ -8,16 +8,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <fcntl.h>
 #include <sys/random.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "common/clock.h"
 #include "common/file.h"
 #include "common/hash_map.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "engine/hash_seed.h"
 #include "engine/kv/block_hash.h"
 #include "engine/paths.h"
 #include "engine/sd_notify.h"
@@ -188,33 +186,6 @@ static void derive_name(char *out, size_t cap, const char *path)
         out[n - 5] = '\0';
 }
 
-/* The seed of the block hashes: from its file, made when missing; or fresh. */
-static pgd_err load_hash_seed(engine *e, pgd_why *why)
-{
-    const char *path = e->cfg.kv_hash_seed_file;
-    size_t n = sizeof(e->hash_seed);
-    if (getrandom(e->hash_seed, n, 0) != (ssize_t)n)
-        return pgd_fail(why, PGD_EIO, "no random numbers from the system");
-    if (path[0] == '\0')
-        return PGD_OK;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd >= 0) {
-        ssize_t got = read(fd, e->hash_seed, n);
-        close(fd);
-        if (got != (ssize_t)n)
-            return pgd_fail(why, PGD_EFORMAT,
-                            "kv_hash_seed_file: expected %zu bytes, got %zd, at %s", n, got, path);
-        return PGD_OK;
-    }
-    fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    bool written = fd >= 0 && write(fd, e->hash_seed, n) == (ssize_t)n;
-    if (fd >= 0)
-        close(fd);
-    if (!written)
-        return pgd_fail(why, PGD_EIO, "kv_hash_seed_file: cannot write %s", path);
-    return PGD_OK;
-}
-
 /* "auto" never falls back silently: who has a GPU expects it to be used. */
 static pgd_err check_device(const config *cfg, pgd_why *why)
 {
@@ -279,7 +250,7 @@ pgd_err engine_create(engine **out, uv_loop_t *loop, const config *cfg, pgd_why 
         goto fail;
     err = read_model(e, is_sim, why);
     if (err == PGD_OK)
-        err = load_hash_seed(e, why);
+        err = hash_seed_load(e->hash_seed, cfg->kv_hash_seed_file, why);
     bool is_apart = cfg->worker[0] != 0 && !is_sim; /* perhaps on another host */
     if (err == PGD_OK && is_apart)
         err = model_file_fingerprint(e->model, e->fingerprint);
