@@ -49,6 +49,7 @@ typedef struct named_value {
 
 struct gguf_file {
     file_map map;
+    size_t header_bytes;
     uint32_t version;
     int32_t n_values;
     int32_t n_tensors;
@@ -489,6 +490,7 @@ static pgd_err read_directory(gguf_file *f, pgd_why *why)
         err = take_value(&f->values[i], &c);
     for (int32_t i = 0; i < f->n_tensors && err == PGD_OK; i++)
         err = take_tensor(&f->tensors[i], &offsets[i], &c);
+    f->header_bytes = c.at;
     if (err == PGD_OK)
         err = index_names(f, why);
     if (err == PGD_OK)
@@ -566,6 +568,12 @@ static int32_t bisect(const gguf_file *file, const char *name, int32_t n, name_a
 uint32_t gguf_version(const gguf_file *file)
 {
     return file->version;
+}
+
+const uint8_t *gguf_get_header(const gguf_file *file, size_t *n_bytes)
+{
+    *n_bytes = file->header_bytes;
+    return file->map.data;
 }
 
 int32_t gguf_n_tensors(const gguf_file *file)

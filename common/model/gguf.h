@@ -58,6 +58,8 @@ PGD_MUST_USE pgd_err gguf_open(gguf_file **out, const char *path, pgd_why *why);
 void gguf_close(gguf_file *file);
 
 uint32_t gguf_version(const gguf_file *file);
+/* All before the padding and the tensors' data. */
+const uint8_t *gguf_get_header(const gguf_file *file, size_t *n_bytes);
 int32_t gguf_n_tensors(const gguf_file *file);
 const gguf_tensor *gguf_get_tensor_at(const gguf_file *file, int32_t idx);
 const gguf_tensor *gguf_get_tensor(const gguf_file *file, const char *name);

@@ -3,7 +3,12 @@
  * The worker's fingerprint of a model samples its tensors, which tells models apart but not every
  * change of one; hashing all of it would read the disk for minutes. So the files' sizes and times
  * of change count as well: whatever writes a file changes them. A copy of a model thereby finds an
- * empty tier, which costs no more than computing again. */
+ * empty tier, which costs no more than computing again.
+ *
+ * Not all who write keep to that (an image that is built with all times set to one), and a base of
+ * rotary positions has as many digits as another: what says how the tensors are to be computed with,
+ * a GGUF's header or the JSON files, counts whole. Vocabularies are too large for that and change no
+ * number. */
 #include "engine/offload/offload_fingerprint.h"
 
 #include <stdlib.h>
@@ -13,8 +18,11 @@
 #include <sys/stat.h>
 
 #include "common/file.h"
+#include "common/mem.h"
+#include "common/model/gguf.h"
 
-#define FORMAT "paged kv fingerprint 2" /* 2: it seeds checksums */
+#define FORMAT         "paged kv fingerprint 3" /* 2: it seeds checksums; 3: files count by bytes */
+#define MAX_JSON_BYTES ((size_t)1 << 20)
 
 static void add_int(hash_sha256_ctx *ctx, int64_t v)
 {
@@ -24,10 +32,15 @@ static void add_int(hash_sha256_ctx *ctx, int64_t v)
     hash_sha256_update(ctx, bytes, sizeof bytes);
 }
 
+static void add_bytes(hash_sha256_ctx *ctx, const void *bytes, size_t n)
+{
+    add_int(ctx, (int64_t)n);
+    hash_sha256_update(ctx, bytes, n);
+}
+
 static void add_text(hash_sha256_ctx *ctx, const char *text)
 {
-    add_int(ctx, (int64_t)strlen(text));
-    hash_sha256_update(ctx, text, strlen(text));
+    add_bytes(ctx, text, strlen(text));
 }
 
 static void add_layout(hash_sha256_ctx *ctx, const kv_layout *l)
@@ -56,6 +69,28 @@ static void add_stat(hash_sha256_ctx *ctx, const char *name, const struct stat *
     add_int(ctx, st->st_mtim.tv_nsec);
 }
 
+/* Of one that is no GGUF there is none. */
+static void add_header(hash_sha256_ctx *ctx, const char *path)
+{
+    gguf_file *file;
+    size_t n_bytes;
+    if (gguf_open(&file, path, NULL) != PGD_OK)
+        return;
+    const uint8_t *header = gguf_get_header(file, &n_bytes);
+    add_bytes(ctx, header, n_bytes);
+    gguf_close(file);
+}
+
+static void add_json(hash_sha256_ctx *ctx, const char *path)
+{
+    char *text;
+    size_t n_bytes;
+    if (file_read(&text, &n_bytes, path, MAX_JSON_BYTES, NULL) != PGD_OK)
+        return;
+    add_bytes(ctx, text, n_bytes);
+    mem_free(text);
+}
+
 static bool ends_with(const char *name, const char *end)
 {
     size_t n = strlen(name), n_end = strlen(end);
@@ -80,6 +115,7 @@ static pgd_err add_files(hash_sha256_ctx *ctx, const char *path)
         return PGD_OK;
     if (!S_ISDIR(st.st_mode)) {
         add_stat(ctx, "", &st);
+        add_header(ctx, path);
         return PGD_OK;
     }
     int n = scandir(path, &entries, is_model_file, by_name);
@@ -87,8 +123,11 @@ static pgd_err add_files(hash_sha256_ctx *ctx, const char *path)
         return PGD_EIO;
     for (int i = 0; i < n; i++) {
         char file[4096];
-        if (file_join(file, sizeof file, path, entries[i]->d_name) && stat(file, &st) == 0)
+        if (file_join(file, sizeof file, path, entries[i]->d_name) && stat(file, &st) == 0) {
             add_stat(ctx, entries[i]->d_name, &st);
+            if (ends_with(file, ".json"))
+                add_json(ctx, file);
+        }
         free(entries[i]);
     }
     free(entries);

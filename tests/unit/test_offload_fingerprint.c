@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "engine/offload/offload_fingerprint.h"
+#include "tests/unit/model_builder.h"
 
 typedef struct fixture {
     uint8_t model[32], seed[32];
@@ -81,14 +82,19 @@ static void test_offload_fingerprint_facts(void **state)
     assert_int_equal(rmdir(f.dir), 0);
 }
 
+static void set_time(const char *path)
+{
+    struct timespec times[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
 static void write_file(const char *path, const char *text)
 {
     FILE *file = fopen(path, "w");
     assert_non_null(file);
     fputs(text, file);
     fclose(file);
-    struct timespec times[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
-    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+    set_time(path);
 }
 
 static void test_offload_fingerprint_files(void **state)
@@ -121,11 +127,60 @@ static void test_offload_fingerprint_files(void **state)
     assert_int_equal(rmdir(f.dir), 0);
 }
 
+static void write_gguf(const char *path, float rope_base)
+{
+    builder b;
+    builder_begin(&b);
+    builder_kv_f32(&b, "llama.rope.freq_base", rope_base);
+    builder_end(&b);
+    builder_write(path, b.data, b.n_bytes);
+    builder_free(&b);
+    set_time(path);
+}
+
+/* Everything about the files but their bytes is as before. */
+static void test_offload_fingerprint_contents(void **state)
+{
+    (void)state;
+    static char large[(1 << 20) + 2];
+    fixture f;
+    char config[128], tokenizer[128], gguf[128];
+    init(&f);
+    snprintf(config, sizeof config, "%s/config.json", f.dir);
+    snprintf(tokenizer, sizeof tokenizer, "%s/tokenizer.json", f.dir);
+    snprintf(gguf, sizeof gguf, "%s/model.gguf", f.dir);
+    f.facts.model_path = f.dir;
+    write_file(config, "{\"rope_theta\": 10000.0}");
+    assert_true(is_new(&f));
+    write_file(config, "{\"rope_theta\": 50000.0}");
+    assert_true(is_new(&f));
+    write_file(config, "{\"rope_theta\": 50000.0}");
+    assert_false(is_new(&f));
+    memset(large, 'a', sizeof large - 1);
+    write_file(tokenizer, large);
+    assert_true(is_new(&f));
+    large[7] = 'b';
+    write_file(tokenizer, large);
+    assert_false(is_new(&f));
+    f.facts.model_path = gguf;
+    write_gguf(gguf, 10000);
+    assert_true(is_new(&f));
+    write_gguf(gguf, 50000);
+    assert_true(is_new(&f));
+    write_gguf(gguf, 50000);
+    assert_false(is_new(&f));
+    unlink(config);
+    unlink(tokenizer);
+    unlink(gguf);
+    assert_int_equal(rmdir(f.dir), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_offload_fingerprint_facts),
         cmocka_unit_test(test_offload_fingerprint_files),
+        cmocka_unit_test(test_offload_fingerprint_contents),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
