@@ -130,16 +130,23 @@ static bool is_loading(const offload_connector *c, const offload_key *key)
     return id >= 0 && c->medium[id].n_loading > 0;
 }
 
-/* Tokens of items that the request's promotion has brought up. */
-static int32_t count_disk_tokens(const offload_connector *c, const request *r, int32_t n_items)
+/* Tokens of the hit that the request's promotion has brought up: those of its blocks, and those that
+ * no group needs before them. */
+static int32_t count_disk_tokens(const offload_connector *c, const request *r, int32_t n_local,
+                                 int32_t n_items)
 {
-    int32_t n = 0, covered = 0;
+    int32_t n = 0, covered = n_local;
+    int32_t reached = n_local, before = n_local; /* where items end, and those that end earlier */
     for (int32_t i = 0; i < n_items && r->tier.promotion > 0; i++) {
         const offload_item *item = &c->items[i];
         int32_t id = offload_manager_get_id(c->manager, &item->key);
+        if (item->end > reached) {
+            before = reached;
+            reached = item->end;
+        }
         if (c->medium[id].promotion != r->tier.promotion)
             continue;
-        int32_t first = item->end - c->groups[item->key.group_id].block_size;
+        int32_t first = PGD_MIN(item->end - c->groups[item->key.group_id].block_size, before);
         n += item->end - PGD_MAX(first, covered);
         covered = item->end;
     }
@@ -169,13 +176,14 @@ static void answer_none(const offload_connector *c, request *r)
     keep(r, KV_MATCH_NONE, c->n_resets);
 }
 
-static void answer_hit(offload_connector *c, request *r, int32_t n_items, int32_t n_tokens)
+static void answer_hit(offload_connector *c, request *r, int32_t n_local, int32_t n_items,
+                       int32_t n_tokens)
 {
     uint64_t stamp = offload_manager_next_stamp(c->manager);
     for (int32_t i = 0; i < n_items; i++)
         offload_manager_watch(c->manager, &c->items[i].key, stamp);
     r->tier.n_tokens = n_tokens;
-    r->tier.n_disk_tokens = count_disk_tokens(c, r, n_items);
+    r->tier.n_disk_tokens = count_disk_tokens(c, r, n_local, n_items);
     keep(r, KV_MATCH_HIT, stamp);
 }
 
@@ -232,7 +240,7 @@ static void work_out(offload_connector *c, request *r, int32_t n_local)
             continue;
         }
         if (n_disk == 0) {
-            answer_hit(c, r, n_items, n_tokens - n_local);
+            answer_hit(c, r, n_local, n_items, n_tokens - n_local);
             return;
         }
         if (offload__promote(c, r, n_items)) {
