@@ -41,12 +41,13 @@ typedef struct disk_dir_temp {
  * max_bytes. direct: without the page cache, where the file system can. */
 PGD_MUST_USE int disk_dir_begin(disk_dir_temp *out, disk_dir *d, uint64_t n_bytes,
                                 uint64_t max_bytes, bool direct);
-/* Gives it its name, and closes it in any case. EEXIST: somebody else was first, which is as good. */
+/* Gives it its name, and closes it in any case. EEXIST: somebody else was first, which is as good.
+ * EISDIR: a folder that is not empty has the name. */
 PGD_MUST_USE int disk_dir_publish(disk_dir *d, disk_dir_temp *temp, const disk_block_id *id,
                                   uint64_t stamp_us);
 void disk_dir_discard(disk_dir *d, disk_dir_temp *temp);
 
-/* For reading. ELOOP, EISDIR, ...: something else has its name. */
+/* For reading. ELOOP, EISDIR, ...: something else has its name, or a file that we may not read. */
 PGD_MUST_USE int disk_dir_open_file(int *fd, uint64_t *n_bytes, disk_dir *d,
                                     const disk_block_id *id, bool direct);
 /* ESTALE: it carries a later stamp, *stamp_us then, so that another engine wants it. UINT64_MAX

@@ -104,7 +104,10 @@ static int move_temp(disk_dir *d, const disk_dir_temp *temp, int temps_fd, const
     int err = disk_dir__open_folder(&folder_fd, d, folder, true);
     if (err != 0)
         return err;
-    if (fstatat(folder_fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode))
+    bool is_taken = fstatat(folder_fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
+    if (is_taken && S_ISDIR(st.st_mode))
+        (void)unlinkat(folder_fd, name, AT_REMOVEDIR);
+    if (is_taken && S_ISREG(st.st_mode))
         err = EEXIST;
     else if (renameat(temps_fd, temp->name, folder_fd, name) != 0)
         err = errno;
@@ -170,7 +173,7 @@ int disk_dir_open_file(int *fd, uint64_t *n_bytes, disk_dir *d, const disk_block
         return err;
     *fd = open_at(folder_fd, name, O_RDONLY, direct);
     if (*fd < 0)
-        err = errno;
+        err = errno == EACCES || errno == EPERM ? EISDIR : errno; /* not what we made */
     else if (fstat(*fd, &st) != 0 || !S_ISREG(st.st_mode)) {
         err = EISDIR;
         close(*fd);

@@ -298,7 +298,9 @@ static int do_read(io_thread *t, const disk_tier_job *job, const disk_block_id *
 static int do_write(io_thread *t, const disk_tier_job *job, const disk_block_id *id)
 {
     int err = disk_index_find(t->d->index, id) ? EEXIST : write_block(t, job, id);
-    if (err != 0 && err != EEXIST && err != ENOBUFS)
+    if (err == EISDIR) /* of this block alone */
+        disk_tier__warn(t->d, err, "write a block");
+    else if (err != 0 && err != EEXIST && err != ENOBUFS)
         let_rest(t->d, &t->d->writes, err, "write a block, none is written for a while");
     return err;
 }

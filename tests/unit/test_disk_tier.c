@@ -354,6 +354,33 @@ static void test_disk_tier_bad_files(void **state)
     rig_deinit(&g);
 }
 
+/* A folder that somebody made in a block's place costs that block, until it is empty. */
+static void test_disk_tier_folder_in_the_way(void **state)
+{
+    (void)state;
+    rig g;
+    char path[256];
+    char inner[272];
+    rig_init(&g, 100);
+    disk_tier *d = disk_rig_open(&g.opts);
+    path_of(path, &g, 0);
+    (void)snprintf(inner, sizeof(inner), "%s/inner", path);
+    assert_int_equal(mkdir(path, 0700), 0);
+    assert_int_equal(mkdir(inner, 0700), 0);
+    assert_false(disk_rig_write(d, &g.region, 0));
+    assert_true(disk_rig_write(d, &g.region, 1)); /* nothing rests for it */
+    assert_false(disk_rig_read(d, &g.region, 0));
+    assert_true(disk_rig_read(d, &g.region, 1));
+    disk_rig_sum sum = disk_rig_sum_files(g.dir);
+    assert_int_equal(sum.n_temps, 0);
+    assert_int_equal(sum.account, DISK_RIG_FILE_BYTES);
+    assert_int_equal(rmdir(inner), 0);
+    assert_true(disk_rig_write(d, &g.region, 0));
+    assert_true(disk_rig_read(d, &g.region, 0));
+    assert_true(disk_tier_destroy(d));
+    rig_deinit(&g);
+}
+
 static void expect_refusal(const disk_tier_opts *opts, pgd_err err, const char *part)
 {
     disk_tier *d;
@@ -584,6 +611,7 @@ int main(void)
         cmocka_unit_test(test_disk_tier_spares_what_others_want),
         cmocka_unit_test(test_disk_tier_dead_models_go_first),
         cmocka_unit_test(test_disk_tier_bad_files),
+        cmocka_unit_test(test_disk_tier_folder_in_the_way),
         cmocka_unit_test(test_disk_tier_refuses),
         cmocka_unit_test(test_disk_tier_shared),
         cmocka_unit_test(test_disk_tier_bound_under_load),

@@ -16,6 +16,7 @@
 
 #include "common/file.h"
 #include "common/mem.h"
+#include "engine/offload/disk_block.h"
 #include "tests/unit/disk_rig.h"
 
 enum { SKIPPED = 77, NOBODY = 65534 };
@@ -216,6 +217,34 @@ static int take_removing(const kv_region *r, disk_tier_opts *opts)
     return disk_tier_destroy(d) ? 0 : 1;
 }
 
+/* Files of others, as a careless copy leaves them: none of them holds up the rest, and all of them go. */
+static int take_files(const kv_region *r, disk_tier_opts *opts)
+{
+    char path[256];
+    char folder[DISK_BLOCK_FOLDER_BYTES];
+    char name[DISK_BLOCK_NAME_BYTES];
+    if (geteuid() == 0 &&
+        (chown(dir, NOBODY, NOBODY) != 0 || setgid(NOBODY) != 0 || setuid(NOBODY) != 0))
+        return SKIPPED;
+    disk_tier *d = disk_rig_open(opts);
+    for (int32_t i = 0; i < 6; i++)
+        PGD_ASSERT(disk_rig_write(d, r, i));
+    for (int32_t i = 0; i < 6; i += 2) {
+        disk_block_id id = {.key = disk_rig_key(i), .model = disk_block_model(opts->fingerprint)};
+        disk_block_folder(folder, &id);
+        disk_block_name(name, &id);
+        (void)snprintf(path, sizeof(path), "%s/%s/%s", dir, folder, name);
+        PGD_ASSERT(chmod(path, 0) == 0);
+    }
+    for (int32_t i = 0; i < 6; i++)
+        PGD_ASSERT(disk_rig_read(d, r, i) == (i % 2 == 1));
+    for (int32_t i = 0; i < 6; i += 2)
+        PGD_ASSERT(disk_rig_write(d, r, i) && disk_rig_read(d, r, i));
+    disk_rig_sum sum = disk_rig_sum_files(dir);
+    PGD_ASSERT(sum.account == sum.n_bytes && sum.n_bytes == 6 * DISK_RIG_FILE_BYTES);
+    return disk_tier_destroy(d) ? 0 : 1;
+}
+
 static void test_disk_tier_full_disk(void **state)
 {
     (void)state;
@@ -247,12 +276,19 @@ static void test_disk_tier_no_right_to_remove(void **state)
               "cannot write a block, none"); /* one for both: the rights are missing */
 }
 
+static void test_disk_tier_no_right_to_files(void **state)
+{
+    (void)state;
+    run_apart(take_files, "torn or foreign block removed");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_disk_tier_full_disk),
                                        cmocka_unit_test(test_disk_tier_file_limit),
                                        cmocka_unit_test(test_disk_tier_no_right_to_write),
                                        cmocka_unit_test(test_disk_tier_no_right_to_read),
-                                       cmocka_unit_test(test_disk_tier_no_right_to_remove)};
+                                       cmocka_unit_test(test_disk_tier_no_right_to_remove),
+                                       cmocka_unit_test(test_disk_tier_no_right_to_files)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
