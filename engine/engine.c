@@ -75,12 +75,12 @@ static void mark_dirty(engine *e, generation *g)
     }
 }
 
-static void tell_cache_reset(engine *e, bool was_reset)
+static void tell_cache_reset(engine *e, core_reset outcome)
 {
     engine_cache_reset_fn fn = e->on_cache_reset;
     e->on_cache_reset = NULL;
     if (fn != NULL)
-        fn(e->on_cache_reset_arg, was_reset);
+        fn(e->on_cache_reset_arg, outcome);
 }
 
 static void apply_event(engine *e, const core_event *event)
@@ -92,7 +92,7 @@ static void apply_event(engine *e, const core_event *event)
         return;
     }
     if (event->kind == CORE_EVENT_CACHE_RESET) {
-        tell_cache_reset(e, event->was_reset);
+        tell_cache_reset(e, event->reset);
         return;
     }
     if (!hash_map_get(e->generations, event->request_id, &value)) {
@@ -326,7 +326,7 @@ void engine_stop(engine *e)
     core_event event;
     while (core_loop_poll(e->core, &event))
         apply_event(e, &event);
-    tell_cache_reset(e, false);
+    tell_cache_reset(e, CORE_RESET_HELD);
     deliver(e, INT_MAX, INT_MAX);
     if (e->wake_open && !uv_is_closing((uv_handle_t *)&e->wake))
         uv_close((uv_handle_t *)&e->wake, on_wake_closed);

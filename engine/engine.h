@@ -51,9 +51,9 @@ uv_loop_t *engine_get_loop(const engine *e);
 void engine_default_params(const engine *e, sampling_params *out);
 /* A fresh random seed for a request that brings none. */
 uint64_t engine_draw_seed(engine *e);
-/* with_tiers: host memory and disk too. fn is called once: whether the cache was reset (not while requests hold blocks), or with false when
- * the engine stops first. False and no call when another reset is under way. */
-typedef void (*engine_cache_reset_fn)(void *arg, bool was_reset);
+/* with_tiers: host memory and disk too. fn is called once: what became of it, HELD too when the engine
+ * stops first. False and no call when another reset is under way. */
+typedef void (*engine_cache_reset_fn)(void *arg, core_reset outcome);
 PGD_MUST_USE bool engine_reset_prefix_cache(engine *e, bool with_tiers, engine_cache_reset_fn fn,
                                             void *arg);
 

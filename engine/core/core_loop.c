@@ -448,10 +448,11 @@ static void dispatch(core_loop *c)
 
 static void reset_cache(core_loop *c, bool with_tiers)
 {
-    core_event e = {.kind = CORE_EVENT_CACHE_RESET,
-                    .was_reset =
-                        c->sched == NULL || (scheduler_reset_prefix_cache(c->sched) &&
-                                             (!with_tiers || core_offload_reset(c->offload)))};
+    core_event e = {.kind = CORE_EVENT_CACHE_RESET, .reset = CORE_RESET_DONE};
+    if (c->sched != NULL && !scheduler_reset_prefix_cache(c->sched))
+        e.reset = CORE_RESET_HELD;
+    else if (c->sched != NULL && with_tiers && !core_offload_reset(c->offload))
+        e.reset = CORE_RESET_MOVING;
     push_event(c, &e);
 }
 

@@ -41,6 +41,13 @@ typedef enum core_refusal {
     CORE_REFUSAL_DRAINING    /* 503 */
 } core_refusal;
 
+/* What became of a prefix-cache reset. */
+typedef enum core_reset {
+    CORE_RESET_DONE,
+    CORE_RESET_HELD,  /* requests hold blocks: nothing was done */
+    CORE_RESET_MOVING /* the device's was; blocks are on their way between the tiers */
+} core_reset;
+
 typedef struct core_event {
     core_event_kind kind;
     uint64_t request_id;
@@ -63,7 +70,7 @@ typedef struct core_event {
         scheduled_us; /* TOKEN and FINISHED: last admission before the first token, 0 if none */
     uint64_t time_us; /* clock_now_us when the core thread made the event */
     core_state state; /* STATE */
-    bool was_reset;   /* CACHE_RESET */
+    core_reset reset; /* CACHE_RESET */
 } core_event;
 
 typedef struct core_kv_group {
@@ -143,7 +150,7 @@ void core_loop_get_stats(const core_loop *c, core_stats *out);
 /* Borrow until destroy, to be read; NULL unless kv_cache_metrics. Thread: any */
 const kv_residency *core_loop_get_residency(const core_loop *c);
 /* Asks for a prefix-cache reset, of the tiers behind the device too if so wanted; a CACHE_RESET
- * event says whether it was done: not while blocks are held. False when one is under way already, or the core thread does not run. Thread: io */
+ * event says what became of it. False when one is under way already, or the core thread does not run. Thread: io */
 PGD_MUST_USE bool core_loop_reset_prefix_cache(core_loop *c, bool with_tiers);
 
 #endif

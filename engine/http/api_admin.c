@@ -136,14 +136,19 @@ static void on_reset_disconnect(void *arg)
     wait->conn = NULL;
 }
 
-static void on_reset(void *arg, bool was_reset)
+static void on_reset(void *arg, core_reset outcome)
 {
+    static const char *const reasons[] = {
+        [CORE_RESET_HELD] = "running requests hold blocks; try again when none runs",
+        [CORE_RESET_MOVING] =
+            "the device's cache is reset; the tiers are not, blocks are on their way "
+            "between them; try again"};
     reset_wait *wait = arg;
+    const char *reason = reasons[outcome];
+    if (reason != NULL && wait->api->draining)
+        reason = "the server is shutting down";
     if (wait->conn != NULL)
-        respond_reset(wait->conn, was_reset ? NULL
-                                  : wait->api->draining
-                                      ? "the server is shutting down"
-                                      : "running requests hold blocks; try again when none runs");
+        respond_reset(wait->conn, reason);
     mem_free(wait);
 }
 

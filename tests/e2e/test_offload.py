@@ -3,6 +3,7 @@
 Every answer is held against a daemon without tiers. A request tells where its cached tokens were; blocks go to the host tier while later
 steps run, so whoever wants to find them there asks until they are."""
 import concurrent.futures
+import fcntl
 import hashlib
 import hmac
 import os
@@ -361,6 +362,25 @@ def test_reset_of_tiers_on_disk_too(daemons, wanted, tmp_path):
     d.stop()
     d = make(daemons, "sim", *disk_flags(tmp_path))
     assert ask(d, asked[0])[0] == want[0]
+
+
+def test_goes_on_while_another_engine_holds_the_account(daemons, wanted, tmp_path):
+    """One that was stopped in the wrong moment: nothing is written to disk, and a reset says why it cannot be."""
+    asked = prompts("sim", 2)
+    want = wanted("sim", asked)
+    d = make(daemons, "sim", *disk_flags(tmp_path))
+    d.wait_log("disk: ready ")
+    with open(tmp_path / "kv" / "accounts", "r+b") as accounts:
+        fcntl.lockf(accounts, fcntl.LOCK_EX, 1)
+        for p, w in zip(asked, want):
+            ask_until(d, p, w, "host", 256)
+        d.idle()
+        answer = d.request("POST", "/reset_prefix_cache?reset_external=true")[2]
+        assert answer["reset"] is False and "tiers" in answer["reason"], answer
+        assert ask(d, asked[0]) == (want[0], {"device": 0, "host": 288, "storage": 0})
+    wait_quiet(tmp_path / "kv")
+    reset(d, "?reset_external=true")
+    assert ask(d, asked[0]) == (want[0], {"device": 0, "host": 0, "storage": 0})
 
 
 def test_damaged_files_are_misses(daemons, wanted, tmp_path):

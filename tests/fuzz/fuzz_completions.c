@@ -162,7 +162,8 @@ static void step_core(void)
             give_token(i, (what * 256 + more) % vocab_size());
     }
     if (core.reset_asked) {
-        core_event e = {.kind = CORE_EVENT_CACHE_RESET, .was_reset = core.n_live == 0};
+        core_event e = {.kind = CORE_EVENT_CACHE_RESET,
+                        .reset = core.n_live == 0 ? CORE_RESET_DONE : CORE_RESET_HELD};
         core.reset_asked = false;
         push(&e);
     }
