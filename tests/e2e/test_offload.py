@@ -163,7 +163,8 @@ def test_tier_is_emptied_for_a_worker_of_other_numbers(daemons, workers, wanted,
     asked = prompts("tiny", 1)
     url = f"ipc://{tmp_path}/worker.sock"
     w = workers(url, device="cpu")
-    d = make(daemons, "tiny", "--worker", url)
+    # A layer of the reference kernels under sanitizers may take seconds: no stall.
+    d = make(daemons, "tiny", "--worker", url, "--worker-stall-timeout-s", 10 * SLOW)
     ask_until(d, asked[0], wanted("tiny", asked)[0], "host", 288)
     for isa, n_emptied in ((None, 0), ("ref", 1), ("ref", 1)):
         if isa:
