@@ -211,7 +211,9 @@ offload_manager *offload_connector_get_manager(offload_connector *c)
 
 void offload_connector_clear(offload_connector *c, disk_tier *disk)
 {
-    PGD_ASSERTF(c->n_load_blocks == 0, "%lld blocks are being loaded", (long long)c->n_load_blocks);
+    PGD_ASSERTF(c->n_load_blocks == 0 && c->n_store_blocks == 0,
+                "%lld blocks are being loaded, %d stored", (long long)c->n_load_blocks,
+                c->n_store_blocks);
     offload_manager_reset(c->manager);
     offload__clear_disk(c);
     offload__clear_removals(c, disk == c->opts.disk);
@@ -225,14 +227,6 @@ void offload_connector_clear(offload_connector *c, disk_tier *disk)
 void offload_connector_pump(offload_connector *c)
 {
     offload__pump_disk(c);
-}
-
-static uint64_t count_queued(const offload_connector *c, int32_t first_slot, int32_t n_slots)
-{
-    uint64_t n = 0;
-    for (int32_t i = first_slot; i < first_slot + n_slots; i++)
-        n += c->jobs[i].id != 0 ? (uint64_t)c->jobs[i].n_blocks : 0;
-    return n;
 }
 
 /* Queued are those that have not been heard of, done or not. */
@@ -258,8 +252,7 @@ void offload_connector_get_stats(offload_stats *out, const offload_connector *c)
     out->host.n_evicted = offload_manager_n_evicted(c->manager);
     out->host.n_distrusted = offload_manager_n_forgotten(c->manager);
     out->host.load.n_queued = (uint64_t)c->n_load_blocks;
-    out->host.store.n_queued =
-        (uint64_t)c->n_queued + count_queued(c, c->opts.max_num_seqs, OFFLOAD_STORE_JOBS);
+    out->host.store.n_queued = (uint64_t)c->n_queued + (uint64_t)c->n_store_blocks;
     if (c->opts.disk != NULL)
         fill_disk_stats(&out->disk, c);
 }
@@ -288,10 +281,11 @@ void offload_connector_check(const offload_connector *c)
         n_storing += job->id != 0 ? job->n_blocks : 0;
     }
     PGD_ASSERTF(n_queued == c->n_queued && n_pins == c->n_pins - c->n_free_pins &&
-                    n_loading == c->n_load_blocks &&
+                    n_loading == c->n_load_blocks && n_storing == c->n_store_blocks &&
                     n_storing <= offload_manager_n_blocks(c->manager),
                 "%d queued, %d counted; %d pins, %d free of %d; %lld loading, %lld counted; %d "
-                "being stored of %d",
+                "being stored, %d counted, of %d",
                 n_queued, c->n_queued, n_pins, c->n_free_pins, c->n_pins, (long long)n_loading,
-                (long long)c->n_load_blocks, n_storing, offload_manager_n_blocks(c->manager));
+                (long long)c->n_load_blocks, n_storing, c->n_store_blocks,
+                offload_manager_n_blocks(c->manager));
 }

@@ -19,7 +19,7 @@
  * happen in the making of one step.
  * Owns:    the manager; everything is sized at create, about 100 bytes for each device block and
  *          200 for each block of the tier
- * Limits:  1 <= n_ranks <= 64; max_num_seqs < 2^20
+ * Limits:  1 <= n_ranks <= 64; max_num_seqs < 2^19
  * Thread:  core
  */
 #ifndef ENGINE_OFFLOAD_OFFLOAD_CONNECTOR_H

@@ -114,10 +114,11 @@ struct offload_connector {
 
     offload_job *jobs; /* [max_num_seqs + OFFLOAD_STORE_JOBS] */
     int32_t n_loads;
-    int64_t n_load_blocks; /* of loads under way */
-    list_node to_send;     /* loads */
-    list_node to_tell;     /* loads */
-    block_id *msg_device;  /* [max_step_blocks], of the message that was made last, and so on */
+    int64_t n_load_blocks;  /* of loads under way */
+    int32_t n_store_blocks; /* of stores */
+    list_node to_send;      /* loads */
+    list_node to_tell;      /* loads */
+    block_id *msg_device;   /* [max_step_blocks], of the message that was made last, and so on */
     int32_t *msg_medium;
     uint64_t *msg_tags;
     kv_transfer_msg *messages; /* [KV_TRANSFER_MAX_JOBS] */
@@ -127,7 +128,7 @@ struct offload_connector {
 
     int32_t max_items;
     offload_item *items; /* [max_items], scratch */
-    offload_key *keys;   /* [max(max_items, capacity, max_step_blocks)], scratch */
+    offload_key *keys;   /* [max(max_items, capacity)], scratch */
 
     offload_pin *pins; /* [n_pins] */
     int32_t n_pins;

@@ -213,6 +213,7 @@ static void add_block(offload_connector *c, block_id device, int32_t medium_id)
 static void send_store(offload_connector *c, offload_job *job)
 {
     job->n_good = job->n_blocks;
+    c->n_store_blocks += job->n_blocks;
     add_message(c, job, KV_TRANSFER_STORE);
     for (int32_t m = job->first; m >= 0; m = c->medium[m].store_next)
         add_block(c, c->medium[m].store_device, m);
@@ -345,6 +346,7 @@ static void end_store(offload_connector *c, offload_job *job)
         offload__want_on_disk(c, m);
     c->n_to_flush -= job->must_flush;
     job->must_flush = false;
+    c->n_store_blocks -= job->n_blocks;
     c->n_changes++;
     job->id = 0;
 }
