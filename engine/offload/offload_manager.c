@@ -108,6 +108,14 @@ static void release_entry(offload_manager *m, offload_entry *e)
     }
 }
 
+/* Nobody writes or reads it any more. */
+static void make_ready(offload_manager *m, offload_entry *e)
+{
+    e->ref_count = 0;
+    m->n_evictable++;
+    offload_policy_note_ready(&m->policy, e);
+}
+
 static void set_block(offload_manager *m, offload_entry *e, int32_t medium_id)
 {
     e->medium_id = medium_id;
@@ -354,11 +362,12 @@ void offload_manager_complete_load(offload_manager *m, const offload_key *keys, 
         offload_entry *e = find_block(m, &keys[i]);
         PGD_ASSERTF(e != NULL && e->ref_count > 0, "a load of a block with %d references is done",
                     e != NULL ? e->ref_count : 0);
-        e->ref_count--;
-        if (e->ref_count == 0 && e->is_doomed)
+        if (--e->ref_count > 0)
+            continue;
+        if (e->is_doomed)
             drop(m, e);
         else
-            m->n_evictable += e->ref_count == 0;
+            make_ready(m, e);
     }
 }
 
@@ -438,8 +447,7 @@ void offload_manager_complete_store(offload_manager *m, const offload_key *keys,
         if (e == NULL || e->ref_count >= 0)
             continue;
         if (ok && !e->is_doomed) {
-            e->ref_count = 0;
-            m->n_evictable++;
+            make_ready(m, e);
             m->keys[n_stored] = e->key;
             m->ids[n_stored++] = e->medium_id;
         } else {
@@ -532,6 +540,7 @@ void offload_manager_check(const offload_manager *m)
         n_blocks += e->medium_id >= 0;
         n_evictable += e->medium_id >= 0 && e->ref_count == 0;
     }
+    offload_policy_check(&m->policy);
     for (int32_t i = 0; i < OFFLOAD_POLICY_MAX_LISTS; i++)
         n_listed += m->policy.n_entries[i];
     PGD_ASSERTF(n_found == n_listed && n_found == m->n_entries - m->n_free_entries &&

@@ -26,6 +26,7 @@ typedef struct offload_entry {
     int32_t list_idx;    /* the policy's; -1 = in none */
     uint32_t protect_id; /* of the last call whose keys name it: not a victim of that call */
     uint64_t watch;      /* stamp of the last answer that counts on it */
+    uint64_t place;      /* in its list: grows towards the most recently used */
     bool is_doomed;      /* forgotten, but still written or read */
 } offload_entry;
 
@@ -39,8 +40,8 @@ typedef struct offload_policy_ops {
     /* The key was asked for; e may be a ghost. */
     void (*touch)(offload_policy *p, offload_entry *e);
     /* n victims, ready and not protected by this call, in order of eviction. False (out undefined)
-     * when there are fewer. Changes nothing. */
-    bool (*choose)(offload_entry **out, const offload_policy *p, int32_t n, uint32_t protect_id);
+     * when there are fewer. Changes nothing but where searches begin. */
+    bool (*choose)(offload_entry **out, offload_policy *p, int32_t n, uint32_t protect_id);
     /* Gives up a victim of choose. Returns an entry that is remembered no longer (e itself without
      * ghosts), or NULL. */
     offload_entry *(*evict)(offload_policy *p, offload_entry *e);
@@ -54,6 +55,10 @@ struct offload_policy {
     double target;                             /* ARC's p: wanted length of T1 */
     list_node lists[OFFLOAD_POLICY_MAX_LISTS]; /* first = least recently used */
     int32_t n_entries[OFFLOAD_POLICY_MAX_LISTS];
+    /* Nothing before it is ready: blocks that are read for long gather at the front, and each search
+     * would pass all of them. */
+    list_node *search_from[OFFLOAD_POLICY_MAX_LISTS];
+    uint64_t last_place;
 };
 
 /* NULL when there is no policy of that name. Static storage. */
@@ -69,10 +74,15 @@ void offload_policy_init(offload_policy *p, const offload_policy_ops *ops, int32
 void offload_policy_remove(offload_policy *p, offload_entry *e);
 /* Makes it the most recently used of a list, wherever it was. */
 void offload_policy_move(offload_policy *p, offload_entry *e, int32_t list_idx);
+/* Its reference count has become 0. */
+void offload_policy_note_ready(offload_policy *p, offload_entry *e);
 
-static inline bool offload_entry_is_evictable(const offload_entry *e, uint32_t protect_id)
-{
-    return e->ref_count == 0 && e->protect_id != protect_id;
-}
+/* For choose: where to begin, and the first victim from *node on; NULL when there is none. *node then
+ * stands behind it. */
+list_node *offload_policy_begin_search(offload_policy *p, int32_t list_idx);
+offload_entry *offload_policy_next_victim(const offload_policy *p, int32_t list_idx,
+                                          list_node **node, uint32_t protect_id);
+/* Integrity of the lists, O(n); aborts with the values on a fault. */
+void offload_policy_check(const offload_policy *p);
 
 #endif

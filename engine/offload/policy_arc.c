@@ -41,31 +41,18 @@ static void touch(offload_policy *p, offload_entry *e)
     }
 }
 
-/* The first victim at or behind *node; NULL when there is none. *node then stands behind it. */
-static offload_entry *next_victim(const offload_policy *p, int32_t list_idx, list_node **node,
-                                  uint32_t protect_id)
-{
-    while (*node != &p->lists[list_idx]) {
-        offload_entry *e = LIST_ENTRY(*node, offload_entry, node);
-        *node = (*node)->next;
-        if (offload_entry_is_evictable(e, protect_id))
-            return e;
-    }
-    return NULL;
-}
-
 /* Each list helps out the other. (In the paper T1 need not: it gives up one block at a time. Here, with
  * T2 empty and a target as long as the tier, a store of two blocks would be refused for ever.) */
-static bool choose(offload_entry **out, const offload_policy *p, int32_t n, uint32_t protect_id)
+static bool choose(offload_entry **out, offload_policy *p, int32_t n, uint32_t protect_id)
 {
-    list_node *at[] = {p->lists[T1].next, p->lists[T2].next};
+    list_node *at[] = {offload_policy_begin_search(p, T1), offload_policy_begin_search(p, T2)};
     int32_t n_t1 = p->n_entries[T1]; /* as it will be */
     for (int32_t i = 0; i < n; i++) {
         int32_t list = n_t1 >= (int32_t)p->target ? T1 : T2;
-        out[i] = next_victim(p, list, &at[list], protect_id);
+        out[i] = offload_policy_next_victim(p, list, &at[list], protect_id);
         if (out[i] == NULL) {
             list = list == T1 ? T2 : T1;
-            out[i] = next_victim(p, list, &at[list], protect_id);
+            out[i] = offload_policy_next_victim(p, list, &at[list], protect_id);
         }
         if (out[i] == NULL)
             return false;

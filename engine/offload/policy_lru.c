@@ -8,16 +8,15 @@ static void use(offload_policy *p, offload_entry *e)
     offload_policy_move(p, e, ALL);
 }
 
-static bool choose(offload_entry **out, const offload_policy *p, int32_t n, uint32_t protect_id)
+static bool choose(offload_entry **out, offload_policy *p, int32_t n, uint32_t protect_id)
 {
-    int32_t n_chosen = 0;
-    const list_node *end = &p->lists[ALL];
-    for (list_node *node = end->next; n_chosen < n && node != end; node = node->next) {
-        offload_entry *e = LIST_ENTRY(node, offload_entry, node);
-        if (offload_entry_is_evictable(e, protect_id))
-            out[n_chosen++] = e;
+    list_node *at = offload_policy_begin_search(p, ALL);
+    for (int32_t i = 0; i < n; i++) {
+        out[i] = offload_policy_next_victim(p, ALL, &at, protect_id);
+        if (out[i] == NULL)
+            return false;
     }
-    return n_chosen == n;
+    return true;
 }
 
 static offload_entry *evict(offload_policy *p, offload_entry *e)

@@ -381,6 +381,44 @@ static void test_offload_manager_load_needs_all(void **state)
     offload_manager_destroy(m);
 }
 
+static void load(offload_manager *m, key_list keys)
+{
+    int32_t ids[MAX_KEYS];
+    assert_true(offload_manager_prepare_load(ids, m, keys.keys, keys.n));
+    offload_manager_check(m);
+}
+
+static void end_load(offload_manager *m, key_list keys)
+{
+    offload_manager_complete_load(m, keys.keys, keys.n, 0);
+    offload_manager_check(m);
+}
+
+/* Blocks that are read are passed by, and have their place when that is over, whatever was looked for
+ * meanwhile. */
+static void test_offload_manager_order_after_loads(void **state)
+{
+    (void)state;
+    const char *const policies[] = {"lru", "arc"};
+    for (int32_t i = 0; i < 2; i++) {
+        offload_manager *m = new_manager(policies[i], 5);
+        store(m, KEYS(1, 2, 3, 4, 5));
+        load(m, KEYS(1, 2, 4));
+        expect_store(m, KEYS(6), KEYS(6), KEYS(2), KEYS(3));
+        end_load(m, KEYS(2));
+        expect_store(m, KEYS(7), KEYS(7), KEYS(1), KEYS(2));
+        expect_store(m, KEYS(8), KEYS(8), KEYS(4), KEYS(5));
+        expect_refusal(m, KEYS(9)); /* all that is left is read or written */
+        complete(m, KEYS(8), true);
+        end_load(m, KEYS(4));
+        end_load(m, KEYS(1));
+        complete(m, KEYS(6, 7), true);
+        expect_store(m, KEYS(11, 12, 13, 14), KEYS(11, 12, 13, 14), KEYS(1, 2, 3, 0),
+                     KEYS(1, 4, 6, 7));
+        offload_manager_destroy(m);
+    }
+}
+
 static void test_offload_manager_reset(void **state)
 {
     (void)state;
@@ -581,6 +619,7 @@ int main(void)
         cmocka_unit_test(test_offload_manager_arc_gives_from_t1_when_t2_cannot),
         cmocka_unit_test(test_offload_manager_protects_its_keys),
         cmocka_unit_test(test_offload_manager_load_needs_all),
+        cmocka_unit_test(test_offload_manager_order_after_loads),
         cmocka_unit_test(test_offload_manager_reset),
         cmocka_unit_test(test_offload_manager_tells_touches),
         cmocka_unit_test(test_offload_manager_restores),
