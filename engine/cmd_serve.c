@@ -1,9 +1,10 @@
 /* `paged serve`: the loop, the signals, the order of starting and stopping.
  *
  * Start: configuration, bind, model headers and tokenizer, worker. The port answers from the second
- * step on (503 until the model is ready). Stop: SIGTERM or SIGINT drains (no new connections or
- * requests; what runs may finish within shutdown_timeout_s), a second signal ends at once. A worker
- * that cannot be kept running ends the process with status 70, so that a supervisor restarts it. */
+ * step on (503 until the model is ready). Stop: SIGTERM or SIGINT drains (no new connections;
+ * requests on their way are answered 503; what runs may finish within shutdown_timeout_s), a second
+ * signal ends at once. A worker that cannot be kept running ends the process with status 70, so that
+ * a supervisor restarts it. */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -26,6 +27,7 @@
 #define TICK_MS      500
 #define LAST_TICK_MS 10
 #define LAST_US      1000000 /* for the last answers to go out, once the engine has stopped */
+#define GRACE_US     1000000 /* for requests on their way when the end begins: they are answered 503 */
 #define MAX_WORDS    200
 #define RESERVED_FDS 128 /* worker, its pipes and sockets, files, refused connections */
 
@@ -66,7 +68,7 @@ static void on_last_tick(uv_timer_t *timer)
 {
     daemon_state *d = timer->data;
     bool is_late = clock_now_us() >= d->close_by_us;
-    if (http_api_n_pool_jobs(&d->api) > 0 || (!is_late && http_server_is_answering(d->api.server)))
+    if (http_api_n_pool_jobs(&d->api) > 0 || (!is_late && http_server_is_busy(d->api.server)))
         return;
     uv_timer_stop(timer);
     http_server_close(d->api.server, on_server_closed, d);
@@ -80,7 +82,7 @@ static void close_everything(daemon_state *d)
         return;
     d->closing = true;
     d->api.draining = true;
-    http_server_drain(d->api.server);
+    http_server_drain(d->api.server, GRACE_US);
     engine_stop(d->api.engine);
     d->close_by_us = PGD_MAX(d->close_by_us, clock_now_us() + LAST_US);
     uv_timer_start(&d->tick, on_last_tick, 0, LAST_TICK_MS);
@@ -96,7 +98,7 @@ static void begin_drain(daemon_state *d)
     service_status_stopping(&d->service, (uint64_t)d->cfg.shutdown_timeout_s);
     log_info("serve", "draining requests=%d limit_s=%lld; a second signal ends at once",
              engine_n_generations(d->api.engine), (long long)d->cfg.shutdown_timeout_s);
-    http_server_drain(d->api.server);
+    http_server_drain(d->api.server, GRACE_US);
     engine_drain(d->api.engine, (uint32_t)d->cfg.shutdown_timeout_s);
 }
 
@@ -138,6 +140,7 @@ static void on_signal(uv_signal_t *handle, int signum)
     if (d->stopping) {
         log_warn("serve", "second signal (%d): ending now", signum);
         d->close_by_us = 0;
+        http_server_drain(d->api.server, 0);
         close_everything(d);
     } else {
         begin_drain(d);

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include <strings.h>
+#include <sys/socket.h>
 
 #include <llhttp.h>
 
@@ -31,6 +32,7 @@
 #define MAX_KEPT_BYTES    65536  /* of a body buffer, for the next request */
 #define MAX_COPIED_BYTES  65536  /* of a body that is given, to go out with its header */
 #define LINGER_US         2000000u
+#define NEW_US            1000000u /* a first request is on its way; later the client may never ask */
 
 typedef enum conn_phase {
     PHASE_READING,
@@ -68,7 +70,9 @@ struct http_conn {
                           progress of the unsent output */
     uint64_t answer_bytes; /* of output given before this answer */
     uint64_t taken_bytes;  /* of output, when that was looked at last */
+    uint64_t leave_by_us;  /* while draining: when it goes unless a request is here; 0 = no drain */
     bool has_bytes;        /* of the current request */
+    bool is_reused;        /* this is not its first request */
     http_head head;
     strbuf body;
     size_t n_counted; /* of body, in the host's n_body_bytes */
@@ -310,15 +314,31 @@ void http_conn_close(http_conn *c)
         tell_end(c, true);
 }
 
-void http_conn_close_if_idle(http_conn *c)
+static bool has_unread_bytes(const http_conn *c)
 {
-    if (c->phase == PHASE_READING || c->phase == PHASE_LINGERING)
-        http_conn_close(c);
+    char byte;
+    int fd;
+    return uv_fileno((const uv_handle_t *)&c->io.stream, &fd) == 0 &&
+           recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
 }
 
-bool http_conn_is_answering(const http_conn *c)
+void http_conn_drain(http_conn *c, uint64_t now_us, uint64_t leave_by_us)
 {
-    return c->phase == PHASE_ANSWERING;
+    if (c->phase != PHASE_READING)
+        return;
+    bool is_new = !c->is_reused && now_us - c->since_us < NEW_US;
+    if (c->leave_by_us != 0)
+        c->leave_by_us = PGD_MIN(c->leave_by_us, leave_by_us);
+    else if (is_new || c->has_bytes || has_unread_bytes(c))
+        c->leave_by_us = leave_by_us;
+    else
+        http_conn_close(c);
+    http_conn_check_time(c, now_us);
+}
+
+bool http_conn_is_busy(const http_conn *c)
+{
+    return c->phase == PHASE_ANSWERING || (c->phase == PHASE_READING && c->leave_by_us != 0);
 }
 
 /* A client that takes nothing of its answer would hold its connection for good. */
@@ -361,11 +381,16 @@ void http_conn_check_time(http_conn *c, uint64_t now_us)
         return;
     uint64_t limit_s =
         (uint64_t)(c->has_bytes ? c->host->cfg->header_timeout_s : c->host->cfg->idle_timeout_s);
-    if (waited_us < limit_s * 1000000u)
+    bool must_leave = c->leave_by_us != 0 && now_us >= c->leave_by_us;
+    if (waited_us < limit_s * 1000000u && !must_leave)
         return;
     if (c->has_bytes) {
         c->phase = PHASE_ANSWERING;
         c->keep_alive = false;
+    }
+    if (c->has_bytes && must_leave) {
+        http_error_respond(c, 503, NULL, "the server is shutting down");
+    } else if (c->has_bytes) {
         c->host->counters.n_header_timeouts++;
         http_error_respond(c, 408, NULL,
                            "the request did not arrive within %llu s (header_timeout_s)",
@@ -471,6 +496,7 @@ static void process_input(http_conn *c, const char *data, size_t n_bytes)
 static void next_request(http_conn *c)
 {
     reset_request(c);
+    c->is_reused = true;
     c->phase = PHASE_READING;
     if (c->pending.n_bytes > 0) {
         strbuf bytes = c->pending;

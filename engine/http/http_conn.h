@@ -80,10 +80,12 @@ PGD_MUST_USE pgd_err http_conn_accept(http_conn **out, int fd, bool is_pipe, htt
 void http_conn_refuse(http_conn *c);
 /* Closes now; a request being answered gets its disconnect callback. */
 void http_conn_close(http_conn *c);
-/* Closes unless a request is being answered. */
-void http_conn_close_if_idle(http_conn *c);
-/* A request is being answered; the answer is not out. */
-bool http_conn_is_answering(const http_conn *c);
+/* For a server that ends, after it has set draining; a later call can only bring the end nearer. One
+ * that is kept for a next request is closed. One that is new, or on which a request has begun to
+ * arrive, has until leave_by_us for it; then a part of a request is answered 503. */
+void http_conn_drain(http_conn *c, uint64_t now_us, uint64_t leave_by_us);
+/* A request is being answered and the answer is not out, or a drain still waits for one. */
+bool http_conn_is_busy(const http_conn *c);
 /* Enforces the time-outs; called about once a second. */
 void http_conn_check_time(http_conn *c, uint64_t now_us);
 list_node *http_conn_node(http_conn *c);

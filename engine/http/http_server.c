@@ -148,22 +148,30 @@ static void pause_accepting(listener *l, int error)
                  (unsigned long long)n);
 }
 
+/* At most so many of those that wait. 0, or why there can be no more of them now. */
+static int accept_waiting(listener *l, int n_most)
+{
+    for (int i = 0; i < n_most; i++) {
+        int fd = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd >= 0)
+            take_connection(l, fd);
+        else if (errno == EAGAIN)
+            return 0;
+        else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+            return errno;
+        /* else: that client is gone, or the network does not let it through */
+    }
+    return 0;
+}
+
 static void on_acceptable(uv_poll_t *poller, int status, int events)
 {
     listener *l = poller->data;
     (void)status;
     (void)events;
-    for (int i = 0; i < ACCEPTS_A_TURN; i++) {
-        int fd = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (fd >= 0)
-            take_connection(l, fd);
-        else if (errno == EAGAIN)
-            return;
-        else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-            pause_accepting(l, errno);
-            return;
-        } /* else: that client is gone, or the network does not let it through */
-    }
+    int error = accept_waiting(l, ACCEPTS_A_TURN);
+    if (error != 0)
+        pause_accepting(l, error);
 }
 
 /* Of a bound socket, or to go on after a pause. */
@@ -465,28 +473,38 @@ static void on_listener_closed(uv_handle_t *handle)
     check_all_closed(l->server);
 }
 
-void http_server_drain(http_server *s)
+static void close_listener(listener *l)
+{
+    if (!l->is_open)
+        return;
+    l->is_open = false;
+    if (l->is_listening) {
+        uv_close((uv_handle_t *)&l->poller, on_listener_closed);
+        /* Whoever waits when the socket closes is reset. One of systemd stays open there, and who
+         * waits there is for the next daemon. */
+        if (!l->is_inherited)
+            (void)accept_waiting(l, LISTEN_BACKLOG);
+    }
+    uv_close(&l->io.handle, on_listener_closed); /* a unix socket bound here loses its file */
+}
+
+void http_server_drain(http_server *s, uint64_t grace_us)
 {
     s->host.draining = true;
-    for (int i = 0; i < s->n_listeners; i++) {
-        listener *l = &s->listeners[i];
-        if (!l->is_open)
-            continue;
-        l->is_open = false;
-        /* A unix socket bound here loses its file; one of systemd stays open there. */
-        if (l->is_listening)
-            uv_close((uv_handle_t *)&l->poller, on_listener_closed);
-        uv_close(&l->io.handle, on_listener_closed);
-    }
+    for (int i = 0; i < s->n_listeners; i++)
+        close_listener(&s->listeners[i]);
+    uint64_t now = clock_now_us(); /* not before the last of them has come */
     for (list_node *n = s->conns.next; n != &s->conns; n = n->next)
-        http_conn_close_if_idle(http_conn_from_node(n));
+        http_conn_drain(http_conn_from_node(n), now, now + grace_us);
+    if (s->sweep.data != NULL && !uv_is_closing((uv_handle_t *)&s->sweep))
+        uv_timer_start(&s->sweep, on_sweep, SWEEP_SOON_MS, SWEEP_SOON_MS);
 }
 
 void http_server_close(http_server *s, void (*on_closed)(void *arg), void *arg)
 {
     s->on_closed = on_closed;
     s->on_closed_arg = arg;
-    http_server_drain(s);
+    http_server_drain(s, 0);
     http_output_queue_flush(&s->outputs); /* answers made in this turn */
     for (list_node *n = s->conns.next; n != &s->conns; n = n->next)
         http_conn_close(http_conn_from_node(n));
@@ -516,10 +534,10 @@ int32_t http_server_n_keys(const http_server *s)
     return http_auth_n_keys(s->auth);
 }
 
-bool http_server_is_answering(const http_server *s)
+bool http_server_is_busy(const http_server *s)
 {
     for (const list_node *n = s->conns.next; n != &s->conns; n = n->next) {
-        if (http_conn_is_answering(http_conn_from_node((list_node *)n)))
+        if (http_conn_is_busy(http_conn_from_node((list_node *)n)))
             return true;
     }
     return false;

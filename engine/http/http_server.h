@@ -34,14 +34,16 @@ PGD_MUST_USE pgd_err http_server_load_keys(http_server *s, const config *cfg, in
                                            pgd_why *why);
 /* Of the first listening socket: "http://127.0.0.1:8000" or "unix:/path"; borrow until destroy. */
 const char *http_server_address(const http_server *s);
-/* Stops listening; idle connections close now, busy ones after their answer. */
-void http_server_drain(http_server *s);
+/* Stops listening, once the clients that wait in the kernel are in. Idle connections close now, busy
+ * ones after their answer; a first request, or one that has begun to arrive, may come within
+ * grace_us (it is handed on like any other). Called again it can only shorten that. */
+void http_server_drain(http_server *s, uint64_t grace_us);
 /* Closes everything; on_closed is called when no handle is left, then destroy. */
 void http_server_close(http_server *s, void (*on_closed)(void *arg), void *arg);
 void http_server_destroy(http_server *s);
 int32_t http_server_n_connections(const http_server *s);
-/* Some connection's answer is not out yet. */
-bool http_server_is_answering(const http_server *s);
+/* Some connection's answer is not out yet, or a drain still waits for its request. */
+bool http_server_is_busy(const http_server *s);
 /* 0: no key is needed. */
 int32_t http_server_n_keys(const http_server *s);
 /* Borrow until destroy. */
