@@ -50,6 +50,11 @@ void log_set_level(log_level level)
     atomic_store_explicit(&sink_level, (int)level, memory_order_relaxed);
 }
 
+log_level log_get_level(void)
+{
+    return (log_level)atomic_load_explicit(&sink_level, memory_order_relaxed);
+}
+
 bool log_is_journal(void)
 {
     return sink_is_journal;
@@ -57,7 +62,7 @@ bool log_is_journal(void)
 
 bool log_enabled(log_level level)
 {
-    return (int)level <= atomic_load_explicit(&sink_level, memory_order_relaxed);
+    return (int)level <= (int)log_get_level();
 }
 
 bool log_level_parse(log_level *out, const char *name)
@@ -69,6 +74,11 @@ bool log_level_parse(log_level *out, const char *name)
         }
     }
     return false;
+}
+
+const char *log_level_name(log_level level)
+{
+    return level_names[level];
 }
 
 /* One event is one line, and nothing that a message quotes (a client's field name) may command a

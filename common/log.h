@@ -15,11 +15,13 @@ typedef enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG, LOG_TRACE } l
 /* role: "engine", "worker0"; copied. */
 void log_init(const char *role, log_level level);
 void log_set_level(log_level level);
+log_level log_get_level(void);
 /* Whether stderr was the journal at log_init. */
 bool log_is_journal(void);
 bool log_enabled(log_level level);
 /* "error", "warn", "info", "debug", "trace" → level; false if the name is unknown. */
 bool log_level_parse(log_level *out, const char *name);
+const char *log_level_name(log_level level);
 
 void log_write(log_level level, const char *component, const char *fmt, ...) PGD_PRINTF(3, 4);
 

@@ -2,6 +2,7 @@
  * limits and no scratch. */
 #include "proto/control.h"
 
+#include "common/log.h"
 #include "common/model/dtype.h"
 
 static const wire_field CHALLENGE_FIELDS[] = {
@@ -92,6 +93,10 @@ static const wire_field TRANSFERS_DONE_FIELDS[] = {
     W_INLINE_RECORDS(transfers_done_msg, done, n_done, &DONE_RECORD, 1),
 };
 
+static const wire_field LOG_LEVEL_FIELDS[] = {
+    W_U8(log_level_msg, level, LOG_ERROR, LOG_TRACE),
+};
+
 static const wire_field ERROR_FIELDS[] = {
     W_SCALAR(error_msg, err, WIRE_KIND_I32, 4, -1000, 0, 0),
     W_U8(error_msg, is_fatal, 0, 2),
@@ -112,6 +117,7 @@ RECORD(kv_config, KV_CONFIG_FIELDS);
 RECORD(kv_ready, KV_READY_FIELDS);
 RECORD(heartbeat, HEARTBEAT_FIELDS);
 RECORD(transfers_done, TRANSFERS_DONE_FIELDS);
+RECORD(log_level, LOG_LEVEL_FIELDS);
 RECORD(error, ERROR_FIELDS);
 
 #define DEFINE_DECODE(name, type)                                                                 \

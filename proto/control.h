@@ -6,6 +6,7 @@
  * heartbeat comes unasked from the worker's second thread. A ping (no body) is answered by its main
  * thread between steps with a pong (a heartbeat_msg), so that a stuck idle worker is seen too.
  * transfers_done comes at any time between steps and in the middle of one, from a thread of its own.
+ * log_level comes at any time from the engine once it has seen a good hello.
  * error ends the incarnation; shutdown (no body) asks the worker to exit 0.
  * Strings are NUL-terminated fixed arrays, checked when decoded.
  */
@@ -121,6 +122,11 @@ typedef struct transfers_done_msg {
     kv_transfer_done done[CONTROL_MAX_DONE];
 } transfers_done_msg;
 
+/* A log_level of common/log.h that the engine has changed to while running. */
+typedef struct log_level_msg {
+    uint8_t level;
+} log_level_msg;
+
 typedef struct error_msg {
     int32_t err;      /* pgd_err */
     uint8_t is_fatal; /* 1: the worker exits after sending; restarting may help. 2: restarting
@@ -142,6 +148,7 @@ typedef struct error_msg {
     X(kv_ready, WIRE_KV_READY)             \
     X(heartbeat, WIRE_HEARTBEAT)           \
     X(transfers_done, WIRE_TRANSFERS_DONE) \
+    X(log_level, WIRE_LOG_LEVEL)           \
     X(error, WIRE_ERROR)
 
 #define CONTROL_DECLARE(name, type)                                                                \

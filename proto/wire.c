@@ -37,9 +37,9 @@ static_assert(sizeof(pair) == 8, "wire size");
 const char *wire_type_name(wire_type type)
 {
     static const char *const names[] = {
-        "?",        "hello",    "load",      "load_progress", "load_done",     "kv_config",
-        "kv_ready", "step",     "result",    "heartbeat",     "ping",          "pong",
-        "error",    "shutdown", "challenge", "attach",        "transfers_done"};
+        "?",        "hello",    "load",      "load_progress", "load_done",      "kv_config",
+        "kv_ready", "step",     "result",    "heartbeat",     "ping",           "pong",
+        "error",    "shutdown", "challenge", "attach",        "transfers_done", "log_level"};
     static_assert(PGD_ARRAY_LEN(names) == WIRE_TYPE_LAST + 1, "one name per type");
     return type >= 1 && type <= WIRE_TYPE_LAST ? names[type] : names[0];
 }

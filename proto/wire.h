@@ -16,7 +16,7 @@
 #include "common/err.h"
 
 #define WIRE_MAGIC        0x57444750u /* "PGDW" */
-#define WIRE_VERSION      5
+#define WIRE_VERSION      6
 #define WIRE_HEADER_BYTES 24
 #define WIRE_ALIGN        8
 /* So that entries of a step can be counted in 32 bits. */
@@ -39,7 +39,8 @@ typedef enum wire_type {
     WIRE_CHALLENGE = 14,
     WIRE_ATTACH = 15,
     WIRE_TRANSFERS_DONE = 16,
-    WIRE_TYPE_LAST = WIRE_TRANSFERS_DONE
+    WIRE_LOG_LEVEL = 17,
+    WIRE_TYPE_LAST = WIRE_LOG_LEVEL
 } wire_type;
 
 typedef struct wire_header {

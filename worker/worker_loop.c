@@ -1,5 +1,5 @@
-/* A strict sequence: each phase accepts only the message that belongs to it (and ping and shutdown,
- * at any time).
+/* A strict sequence: each phase accepts only the message that belongs to it (and ping, shutdown and
+ * log_level at any time).
  *
  * A failure in load or in the KV configuration that has to do with the model or the numbers cannot
  * be helped by another start (is_fatal 2); a device that fails, and anything while stepping, may be
@@ -49,7 +49,18 @@ static pgd_err answer_ping(worker_state *s)
     return send_msg(s, WIRE_PONG, &control_heartbeat_record, &m);
 }
 
-/* The next frame that is no ping. *is_shutdown: the engine asks for the end. */
+static pgd_err take_log_level(worker_state *s, const engine_frame *f, pgd_why *why)
+{
+    log_level_msg m;
+    pgd_err err = control_decode_log_level(&m, f->data, f->n_bytes, why);
+    if (err != PGD_OK)
+        return tell_error(s, err, 1, why);
+    log_set_level((log_level)m.level);
+    log_info("worker", "log_level=%s, as the engine's", log_level_name((log_level)m.level));
+    return PGD_OK;
+}
+
+/* The next frame that is neither ping nor log_level. *is_shutdown: the engine asks for the end. */
 static pgd_err next_frame(worker_state *s, engine_frame *f, bool *is_shutdown, pgd_why *why)
 {
     *is_shutdown = false;
@@ -61,6 +72,10 @@ static pgd_err next_frame(worker_state *s, engine_frame *f, bool *is_shutdown, p
             return err;
         if (f->type == WIRE_PING) {
             PGD_TRY(answer_ping(s));
+            continue;
+        }
+        if (f->type == WIRE_LOG_LEVEL) {
+            PGD_TRY(take_log_level(s, f, why));
             continue;
         }
         *is_shutdown = f->type == WIRE_SHUTDOWN;

@@ -35,6 +35,7 @@
 #define EXIT_WAIT_MS      2000
 #define MAX_FRAMES        64 /* in one turn */
 #define MAX_CONTROL_BYTES (1u << 16)
+#define MAX_LEVELS_OUT    2 /* in its queue, which is for steps */
 
 struct worker_life {
     worker_life_opts opts;
@@ -69,7 +70,11 @@ struct worker_life {
     uint64_t ready_mark;
     uint64_t closed_mark; /* 0 = its messages are open */
     bool ping_is_out;
-    bool has_more; /* frames that the last turn left in the link */
+    bool has_more;   /* frames that the last turn left in the link */
+    log_level level; /* ours, as last seen */
+    bool level_has_changed;
+    bool level_is_due;
+    int32_t n_levels_out; /* at most; since its main thread was heard of */
     uint64_t progress;
     uint64_t sent_marks[WORKER_LIFE_MAX_STEPS]; /* oldest first */
     int32_t n_out;
@@ -132,6 +137,7 @@ pgd_err worker_life_create(worker_life **out, const worker_life_opts *opts, pgd_
         return pgd_fail(why, PGD_ENOMEM, "out of memory");
     w->opts = *opts;
     w->facts.max_model_len = opts->sizes.max_model_len;
+    w->level = log_get_level();
     pgd_err err = check_frames(&opts->sizes, why);
     if (err == PGD_OK)
         err = set_model_path(w, opts->model_path, why);
@@ -283,6 +289,17 @@ static pgd_err send_or_lose(worker_life *w, wire_type type, const wire_record *r
     return err;
 }
 
+/* Of the engine's log, for the worker's. */
+static void tell_level(worker_life *w)
+{
+    log_level_msg m = {.level = (uint8_t)w->level};
+    if (w->level_is_due && w->n_levels_out < MAX_LEVELS_OUT &&
+        worker_link_send(w->link, WIRE_LOG_LEVEL, &control_log_level_record, &m) == PGD_OK) {
+        w->level_is_due = false;
+        w->n_levels_out++;
+    }
+}
+
 static pgd_err take_challenge(worker_life *w, const worker_frame *f, pgd_why *why)
 {
     challenge_msg m;
@@ -334,6 +351,9 @@ static pgd_err take_hello(worker_life *w, const worker_frame *f, pgd_why *why)
     load.sim_draft_tokens = (int32_t)cfg->sim_draft_tokens;
     load.sim_draft_accept = (int32_t)cfg->sim_draft_accept;
     snprintf(load.sim_kv_layers, sizeof load.sim_kv_layers, "%s", cfg->sim_kv_layers);
+    w->level_is_due = w->level_has_changed;
+    w->n_levels_out = 0;
+    tell_level(w);
     w->state = WORKER_LIFE_LOADING;
     w->progress_mark = w->awake_us;
     (void)!send_or_lose(w, WIRE_LOAD, &control_load_record, &load);
@@ -502,6 +522,9 @@ static pgd_err take_error(worker_life *w, const worker_frame *f, pgd_why *why)
 
 static pgd_err take_frame(worker_life *w, const worker_frame *f, pgd_why *why)
 {
+    if (f->type == WIRE_LOAD_DONE || f->type == WIRE_KV_READY || f->type == WIRE_RESULT ||
+        f->type == WIRE_PONG)
+        w->n_levels_out = 0; /* it reads what it is sent */
     if (f->type == WIRE_ERROR)
         return take_error(w, f, why);
     if (f->type == WIRE_CHALLENGE && w->state == WORKER_LIFE_STARTING && !w->is_challenged)
@@ -646,6 +669,18 @@ static bool has_process(const worker_life *w)
     return w->state >= WORKER_LIFE_STARTING && w->state <= WORKER_LIFE_READY;
 }
 
+/* An operator's own --log-level holds until ours changes. */
+static void watch_level(worker_life *w)
+{
+    log_level level = log_get_level();
+    if (level != w->level) {
+        w->level = level;
+        w->level_has_changed = w->level_is_due = true;
+    }
+    if (w->state >= WORKER_LIFE_LOADING && w->state <= WORKER_LIFE_READY)
+        tell_level(w);
+}
+
 void worker_life_turn(worker_life *w)
 {
     uint64_t now = clock_now_us();
@@ -663,6 +698,7 @@ void worker_life_turn(worker_life *w)
             watch_closed(w);
         else
             watch(w);
+        watch_level(w);
     }
     if (w->state == WORKER_LIFE_DYING && w->host->vtbl->poll(w->host))
         bury(w);

@@ -12,7 +12,8 @@
  * as a good hello (it serves another engine, or its token differs) is tried again after 0.5 to 8 s;
  * neither counts as a death. One that said hello and is lost does, as a child does: its host will
  * start it again, but not for ever one that never acknowledges a step.
- * Nothing blocks except worker_life_stop. The caller polls the descriptors and calls
+ * When the level of our log changes the worker is told at the next turn, and every later life of
+ * it. Nothing blocks except worker_life_stop. The caller polls the descriptors and calls
  * worker_life_turn. Clocks run on time awake: a turn that comes late (this process was stopped)
  * counts as MAX_TURN, so that our own sleep is not taken for the worker's.
  * Owns:    host, link, decode buffers

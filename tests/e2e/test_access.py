@@ -175,6 +175,36 @@ def test_reload(daemons, tmp_path):
     assert not re.search(r"\b(both|newest)\b", "\n".join(x for x in d.log().splitlines() if "id=" not in x))
 
 
+def test_reload_of_the_log_level_reaches_the_worker(daemons, tmp_path):
+    conf = tmp_path / "paged.conf"
+
+    def reload(level):
+        n = d.log().count("reloaded")
+        conf.write_text(f"[log]\nlog_level = {level}\n")
+        d.process.send_signal(signal.SIGHUP)
+        wait_reload(d, n + 1)
+
+    def lines_of_steps():
+        n = len(re.findall(r"worker0 worker: step=", d.log()))
+        d.complete([1, 2], max_tokens=3, ignore_eos=True)
+        return len(re.findall(r"worker0 worker: step=", d.log())) - n
+
+    conf.write_text("")
+    d = daemons(*SIM, "--config", conf)
+    assert lines_of_steps() == 0
+    reload("info")  # no change
+    reload("debug")
+    d.wait_log("worker0 worker: log_level=debug")
+    assert lines_of_steps() > 0
+    d.kill_worker()
+    d.wait_ready_again()
+    assert lines_of_steps() > 0
+    reload("info")
+    d.wait_log("worker0 worker: log_level=info")
+    assert lines_of_steps() == 0
+    assert [x for x in re.findall("worker0 worker: log_level=([a-z]*)", d.log())] == ["debug", "debug", "info"]
+
+
 def test_reload_under_load(daemons, tmp_path):
     keys = write_keys(tmp_path / "keys", "stays")
     d = daemons(*SIM, "--api-key-file", keys)

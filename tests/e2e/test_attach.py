@@ -123,6 +123,31 @@ def test_engine_first(waiting, workers, url):
     assert w.wait() == 0
 
 
+def test_log_level(daemons, workers, url, tmp_path):
+    """The worker's own holds until the engine's changes; then that holds for the next worker too."""
+    conf = tmp_path / "paged.conf"
+    conf.write_text("")
+
+    def reload(level):
+        conf.write_text(f"[log]\nlog_level = {level}\n")
+        d.process.send_signal(signal.SIGHUP)
+        d.wait_log(f"reloaded .*log_level={level}")
+
+    w = workers(url, "--log-level", "debug")
+    d = daemons(*SIM, "--worker", url, "--config", conf)
+    reload("info")
+    d.complete([1, 2], max_tokens=3, ignore_eos=True)
+    w.wait_log("worker: step=3 ")
+    reload("debug")
+    w.wait_log("worker: log_level=debug")
+    w.kill()
+    w = workers(url)
+    w.wait_log("worker: log_level=debug")
+    d.wait_ready_again()
+    d.complete([1, 2], max_tokens=3, ignore_eos=True)
+    w.wait_log("worker: step=")
+
+
 def test_worker_first(daemons, workers, url):
     w = workers(url)
     w.wait_log("waiting for an engine")

@@ -486,6 +486,10 @@ static void *next_frame(engine_link *l, size_t *n_bytes)
         l->sent_shutdown = true;
         return encode(l, n_bytes, WIRE_SHUTDOWN, NULL, NULL);
     }
+    if (kind == 239) {
+        log_level_msg m = {.level = LOG_ERROR};
+        return encode(l, n_bytes, WIRE_LOG_LEVEL, &control_log_level_record, &m);
+    }
     if (kind == 253) {
         error_msg m = {.err = PGD_EPROTO, .is_fatal = 1, .text = "no"};
         l->told_error = true;
@@ -645,6 +649,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     static const attach_key key;
     pgd_why why = {{0}};
     step_runner *runner;
+    fuzz_quiet(); /* the last run's worker may have been told to speak */
     memset(&l, 0, sizeof(l));
     pthread_mutex_init(&l.mutex, NULL);
     pthread_cond_init(&l.ended, NULL);

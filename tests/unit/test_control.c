@@ -1,4 +1,5 @@
 /* Control messages on the wire: round trips with every field set, hostile frames, bad texts. */
+#include "common/log.h"
 #include "proto/control.h"
 #include "tests/unit/proto_samples.h"
 
@@ -145,6 +146,14 @@ static void test_control_small(void **state)
     f = frame_encode(WIRE_TRANSFERS_DONE, &control_transfers_done_record, &transfers);
     assert_int_equal(control_decode_transfers_done(&again, f.data, f.n_bytes, NULL), PGD_EPROTO);
     free(f.data);
+    ZEROED(log_level_msg, level);
+    level.level = LOG_TRACE;
+    check_log_level(&level);
+    level.level = LOG_TRACE + 1;
+    log_level_msg other;
+    f = frame_encode(WIRE_LOG_LEVEL, &control_log_level_record, &level);
+    assert_int_equal(control_decode_log_level(&other, f.data, f.n_bytes, NULL), PGD_EPROTO);
+    free(f.data);
     ZEROED(error_msg, error);
     error.err = PGD_EFORMAT;
     error.is_fatal = 2;
@@ -175,7 +184,7 @@ static void test_control_refuses(void **state)
     assert_string_equal(why.text, "frame: expected message hello, got error");
     f.data[4] = WIRE_VERSION + 1;
     assert_int_equal(control_decode_error(&out, f.data, f.n_bytes, &why), PGD_EUNSUPPORTED);
-    assert_non_null(strstr(why.text, "expected protocol version 5, got 6"));
+    assert_non_null(strstr(why.text, "expected protocol version 6, got 7"));
     free(f.data);
 }
 

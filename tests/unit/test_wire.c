@@ -11,7 +11,7 @@ static void test_wire_header(void **state)
     assert_int_equal(f.n_bytes, WIRE_HEADER_BYTES);
     assert_memory_equal(
         f.data,
-        "PGDW\x05\x00\x0d\x00\x07\x00\x00\x00\x00\x00\x00\x00\x18\x00\x00\x00\x00\x00\x00\x00", 24);
+        "PGDW\x06\x00\x0d\x00\x07\x00\x00\x00\x00\x00\x00\x00\x18\x00\x00\x00\x00\x00\x00\x00", 24);
     assert_int_equal(wire_decode_header(&h, f.data, f.n_bytes, &why), PGD_OK);
     assert_int_equal(h.type, WIRE_SHUTDOWN);
     assert_int_equal(h.worker_epoch, 7);
@@ -21,7 +21,7 @@ static void test_wire_header(void **state)
         assert_int_equal(wire_decode_header(&h, f.data, n, &why), PGD_EPROTO);
     f.data[4] = 2;
     assert_int_equal(wire_decode_header(&h, f.data, f.n_bytes, &why), PGD_EUNSUPPORTED);
-    assert_non_null(strstr(why.text, "expected protocol version 5, got 2"));
+    assert_non_null(strstr(why.text, "expected protocol version 6, got 2"));
     assert_int_equal(h.version, 2);
     f.data[4] = WIRE_VERSION;
     f.data[6] = 0;

@@ -89,15 +89,34 @@ PGD_NORETURN static void run_mute(const fake *f)
         say(f, WIRE_HEARTBEAT, &control_heartbeat_record, &beat);
 }
 
+/* Of the script "levels" each life is told one: the first while it waits for steps, the second
+ * before it loads. */
+static void take_level(const engine_frame *frame)
+{
+    log_level_msg m;
+    if (control_decode_log_level(&m, frame->data, frame->n_bytes, NULL) != PGD_OK ||
+        m.level != LOG_WARN)
+        exit(9);
+}
+
 PGD_NORETURN static void run_steps(const fake *f)
 {
     heartbeat_msg beat = {0};
     step_result result = {0};
+    int n_levels = f->epoch - 1;
     for (;;) {
-        if (hear(f).type == WIRE_PING) {
+        engine_frame frame = hear(f);
+        if (frame.type == WIRE_PING) {
             say(f, WIRE_PONG, &control_heartbeat_record, &beat);
             continue;
         }
+        if (frame.type == WIRE_LOG_LEVEL) {
+            take_level(&frame);
+            n_levels++;
+            continue;
+        }
+        if (strcmp(f->script, "levels") == 0 && n_levels != 1)
+            exit(10);
         usleep(50000);
         result.step_id++;
         say(f, WIRE_RESULT, &step_result_record, &result);
@@ -128,7 +147,14 @@ PGD_NORETURN static void run_fake(const char *url)
     if (strcmp(f.script, "wrong proof") == 0)
         f.hello.proof[0] ^= 1;
     say(&f, WIRE_HELLO, &control_hello_record, &f.hello);
-    f.epoch = hear(&f).worker_epoch; /* load */
+    engine_frame frame = hear(&f);
+    f.epoch = frame.worker_epoch;
+    if (strcmp(f.script, "levels") == 0 && f.epoch > 1) {
+        take_level(&frame);
+        frame = hear(&f);
+    }
+    if (frame.type != WIRE_LOAD)
+        exit(11);
     if (strcmp(f.script, "file is away for a while") == 0 && f.epoch == 2) {
         error_msg gone = {.err = PGD_ENOENT, .is_fatal = 2, .text = "no such file"};
         say(&f, WIRE_ERROR, &control_error_record, &gone);
@@ -444,6 +470,44 @@ static void test_worker_life_directory_is_gone(void **state)
     rig_stop(r);
 }
 
+/* The engine's log level goes to the worker while it runs, and to the next one. */
+static void test_worker_life_log_level(void **state)
+{
+    (void)state;
+    rig *r = &rig_;
+    rig_start(r, "levels");
+    TURN_UNTIL(r, is_ready(r));
+    log_set_level(LOG_WARN);
+    turn(r);
+    step_for(r, 200000);
+    assert_true(r->n_results > 0);
+    lose_one(r);
+    TURN_UNTIL(r, is_ready(r));
+    assert_int_equal(r->n_lost, 1);
+    r->n_sent = r->n_results = r->n_lost = 0;
+    step_for(r, 200000);
+    assert_true(r->n_results > 0);
+    rig_stop(r);
+    log_set_level(LOG_ERROR);
+}
+
+/* However often it changes, the queue to a worker that is busy keeps room for steps. */
+static void test_worker_life_many_log_levels(void **state)
+{
+    (void)state;
+    rig *r = &rig_;
+    rig_start(r, "mute");
+    r->cfg.worker_stall_timeout_s = 100;
+    TURN_UNTIL(r, is_ready(r));
+    for (int i = 0; i < 1000; i++) {
+        log_set_level(i % 2 != 0 ? LOG_ERROR : LOG_WARN);
+        worker_life_turn(r->life);
+    }
+    step_for(r, 200000);
+    assert_int_equal(r->n_sent, 2);
+    rig_stop(r);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 2 && strcmp(argv[1], "--connect") == 0)
@@ -460,6 +524,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_worker_life_steps_in_a_row),
         cmocka_unit_test(test_worker_life_both_stopped),
         cmocka_unit_test(test_worker_life_directory_is_gone),
+        cmocka_unit_test(test_worker_life_log_level),
+        cmocka_unit_test(test_worker_life_many_log_levels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
