@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/clock.h"
 #include "common/log.h"
 
 #define LISTEN_MS    3000
@@ -24,8 +25,9 @@ static void refuse(engine_link *link, pgd_err err, const pgd_why *why)
     error_msg m = {.err = (int32_t)err, .is_fatal = 1};
     engine_frame f;
     snprintf(m.text, sizeof m.text, "%s", pgd_why_text(why, err));
+    uint64_t end_us = clock_now_us() + LAST_WORD_MS * 1000u;
     pgd_err told = engine_link_send(link, WIRE_ERROR, &control_error_record, &m, false);
-    while (told == PGD_OK)
+    while (told == PGD_OK && clock_now_us() < end_us) /* however much it says meanwhile */
         told = engine_link_recv_within(link, &f, LAST_WORD_MS, NULL);
 }
 

@@ -305,6 +305,24 @@ static void test_handshake_silence(void **state)
     attach_well(&w, "");
 }
 
+/* Nor does one stay that was refused and talks on. */
+static void test_handshake_chatter(void **state)
+{
+    (void)state;
+    waiting w;
+    caller c;
+    listen_with(&w, "");
+    call(&c, "");
+    uint64_t start_us = clock_now_us();
+    while (!worker_link_is_lost(c.link)) {
+        (void)!worker_link_send(c.link, WIRE_PING, NULL, NULL);
+        usleep(10000);
+        assert_in_range(clock_now_us() - start_us, 0, 15000000);
+    }
+    hang_up(&c);
+    attach_well(&w, "");
+}
+
 /* After the attach the socket is gone from its path, and the worker's end of the link may be closed
  * without harm to whoever listens there now. */
 static void test_handshake_path(void **state)
@@ -377,6 +395,7 @@ int main(void)
         cmocka_unit_test(test_handshake_no_reflection),
         cmocka_unit_test(test_handshake_out_of_turn),
         cmocka_unit_test(test_handshake_silence),
+        cmocka_unit_test(test_handshake_chatter),
         cmocka_unit_test(test_handshake_path),
         cmocka_unit_test(test_handshake_second_caller),
     };
