@@ -197,6 +197,16 @@ const char *attach_ipc_path(const char *url)
     return strncmp(url, "ipc://", 6) == 0 ? url + 6 : NULL;
 }
 
+pgd_err attach_check_ipc_place(const char *path, pgd_why *why)
+{
+    struct stat st;
+    if (lstat(path, &st) == 0 && !S_ISSOCK(st.st_mode))
+        return pgd_fail(why, PGD_EINVAL,
+                        "cannot listen: expected a socket or nothing, got %s, at %s",
+                        S_ISDIR(st.st_mode) ? "a directory" : "another kind of file", path);
+    return PGD_OK;
+}
+
 bool attach_is_local(const char *url)
 {
     char host[256];

@@ -54,6 +54,9 @@ PGD_MUST_USE pgd_err attach_read_key(attach_key *out, const char *path, pgd_why 
 PGD_MUST_USE pgd_err attach_check_url(const char *url, bool has_key, pgd_why *why);
 /* The path of an ipc:// URL, else NULL; borrow of url. */
 const char *attach_ipc_path(const char *url);
+/* Before NNG listens at the path of a good ipc:// URL: it replaces a socket that nobody listens on,
+ * but any other file too. PGD_EINVAL: something else is there. */
+PGD_MUST_USE pgd_err attach_check_ipc_place(const char *path, pgd_why *why);
 /* Whether a good URL can only mean this machine. */
 bool attach_is_local(const char *url);
 

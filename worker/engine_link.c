@@ -12,7 +12,6 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <nng/nng.h>
@@ -113,22 +112,11 @@ static pgd_err dial(engine_link *l, pgd_why *why)
     return PGD_OK;
 }
 
-/* NNG replaces a socket file that nobody listens on, but any other file too. */
-static pgd_err check_path(const char *path, pgd_why *why)
-{
-    struct stat st;
-    if (lstat(path, &st) == 0 && !S_ISSOCK(st.st_mode))
-        return pgd_fail(why, PGD_EINVAL,
-                        "cannot listen: expected a socket or nothing, got %s, at %s",
-                        S_ISDIR(st.st_mode) ? "a directory" : "another kind of file", path);
-    return PGD_OK;
-}
-
 static pgd_err listen_at(engine_link *l, pgd_why *why)
 {
     const char *path = attach_ipc_path(l->url);
     if (path != NULL)
-        PGD_TRY(check_path(path, why));
+        PGD_TRY(attach_check_ipc_place(path, why));
     int rv = nng_listen(l->sock, l->url, NULL, 0);
     if (rv != 0)
         return pgd_fail(why, PGD_EIO, "cannot listen at %s: %s%s", l->url, nng_strerror(rv),

@@ -481,6 +481,8 @@ static pgd_err listen_at(link_socket *s, const char *option, const char *url, pg
     pgd_why bad = {0};
     const char *path = attach_ipc_path(url);
     pgd_err err = attach_check_url(url, true, &bad);
+    if (err == PGD_OK && path != NULL)
+        err = attach_check_ipc_place(path, &bad);
     if (err != PGD_OK)
         return pgd_fail(why, err, "%s: %s", option, pgd_why_text(&bad, err));
     if (attach_check_url(url, false, NULL) != PGD_OK)

@@ -227,6 +227,15 @@ def test_start_up_errors_name_the_option(tmp_path, flags, told):
     assert done.returncode not in (0, -6, -11) and told in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("flags", [("--kv-events-url", "ipc://{file}"),
+                                   ("--kv-events-url", "ipc://{file}.sock", "--kv-events-replay-url", "ipc://{file}")])
+def test_a_file_in_the_place_of_a_socket_stays(tmp_path, flags):
+    path = tmp_path / "precious"
+    path.write_text("kept")
+    test_start_up_errors_name_the_option(tmp_path, [f.format(file=path) for f in flags], f"{flags[-2][2:].replace('-', '_')}: cannot listen: expected")
+    assert path.read_text() == "kept"
+
+
 def test_beyond_loopback_is_warned_about(daemons, tmp_path):
     d = daemons("--device", "sim", "--kv-events-url", f"tcp://0.0.0.0:{free_port()}")
     assert re.search(r"warn .*listening beyond loopback: whoever reaches tcp://0\.0\.0\.0", d.log(), re.I), d.log()
