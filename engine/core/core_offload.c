@@ -75,6 +75,8 @@ pgd_err core_offload_create(core_offload **out, const core_offload_opts *opts, p
 {
     const config *cfg = opts->cfg;
     *out = NULL;
+    if (cfg->kv_hash_seed_file[0] != 0 && !cfg->kv_offload_persist)
+        host_region_tell_unused(HOST_REGION_SHM_DIR, opts->hash_seed);
     if (cfg->kv_offload_memory == 0)
         return PGD_OK;
     if (is_apart(cfg) && !attach_is_local(cfg->worker))

@@ -154,15 +154,22 @@ static const char *try_persistent(host_region *r)
 }
 
 /* The name tells nothing of the secret. */
-static bool open_persistent(host_region *r, const char *dir, const uint8_t *seed)
+static bool name_persistent(char out[MAX_PATH_BYTES], const char *dir, const uint8_t *seed)
 {
     static const char LABEL[] = "paged host tier";
     uint8_t name[HASH_SHA256_BYTES];
     if (!hash_hmac_sha256(name, seed, HASH_SHA256_BYTES, LABEL, sizeof LABEL - 1))
         return false;
-    int n = snprintf(r->path, sizeof r->path, "%s/paged-kv-%lu-", dir, (unsigned long)geteuid());
-    for (int i = 0; i < 16 && n + 3 < (int)sizeof r->path; i++)
-        n += snprintf(r->path + n, sizeof r->path - (size_t)n, "%02x", name[i]);
+    int n = snprintf(out, MAX_PATH_BYTES, "%s/paged-kv-%lu-", dir, (unsigned long)geteuid());
+    for (int i = 0; i < 16 && n + 3 < MAX_PATH_BYTES; i++)
+        n += snprintf(out + n, MAX_PATH_BYTES - (size_t)n, "%02x", name[i]);
+    return true;
+}
+
+static bool open_persistent(host_region *r, const char *dir, const uint8_t *seed)
+{
+    if (!name_persistent(r->path, dir, seed))
+        return false;
     const char *fault = try_persistent(r);
     r->is_persistent = fault == NULL;
     if (fault == NULL)
@@ -256,6 +263,18 @@ pgd_err host_region_create(host_region **out, const host_region_opts *opts, pgd_
     }
     *out = r;
     return PGD_OK;
+}
+
+void host_region_tell_unused(const char *dir, const uint8_t *seed)
+{
+    char path[MAX_PATH_BYTES];
+    struct stat st;
+    if (name_persistent(path, dir, seed) && lstat(path, &st) == 0 && S_ISREG(st.st_mode) &&
+        st.st_uid == geteuid() && st.st_blocks > 0)
+        log_info("offload",
+                 "%s holds %llu MB of memory for a start with kv_offload_persist, which this is "
+                 "not; remove it to have them back",
+                 path, (unsigned long long)st.st_blocks * 512 >> 20);
 }
 
 void host_region_abandon(host_region *r)

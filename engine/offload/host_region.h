@@ -38,6 +38,9 @@ PGD_MUST_USE pgd_err host_region_check_room(uint64_t n_bytes, uint64_t total_byt
  * engine. Errors: PGD_EINVAL (shape), PGD_ENOMEM (space), PGD_EIO */
 PGD_MUST_USE pgd_err host_region_create(host_region **out, const host_region_opts *opts,
                                         pgd_why *why);
+/* For an engine without a tier that persists: one line of the log when such a tier of this seed [32]
+ * is in dir. It stays: it may be that of another engine, which is being restarted. */
+void host_region_tell_unused(const char *dir, const uint8_t *seed);
 /* Nobody may use its memory any more, nor a manager tell it anything. */
 void host_region_destroy(host_region *r);
 /* The same when threads may use its memory until the process ends: that stays. */

@@ -3,6 +3,9 @@
 A `Daemon` is one `paged serve` process with a free port, its log in a file and its worker found through the log. Every test ends with its
 daemon stopped, and fails if the exit status or a sanitizer report says that something went wrong.
 """
+import contextlib
+import hashlib
+import hmac
 import http.client
 import json
 import os
@@ -33,10 +36,17 @@ def wait_until(condition, timeout=20):
         time.sleep(0.02)
 
 
+def kept_region(seed_file):
+    """Where the host tier of a seed file persists."""
+    name = hmac.new(seed_file.read_bytes(), b"paged host tier", hashlib.sha256).hexdigest()[:32]
+    return pathlib.Path(f"/dev/shm/paged-kv-{os.geteuid()}-{name}")
+
+
 class Daemon:
     def __init__(self, tmp_path, *flags, model=TINY, env=None, wait=True):
         self.log_path = tmp_path / f"daemon-{time.monotonic_ns()}.log"
         self.log_file = open(self.log_path, "wb")
+        self.seed_files = [pathlib.Path(value) for flag, value in zip(flags, flags[1:]) if flag == "--kv-hash-seed-file"]
         runtime = tmp_path / "run"
         args = [PAGED, "serve", "--port", "0", "--runtime-dir", runtime, *flags]
         if model is not None:
@@ -49,6 +59,16 @@ class Daemon:
 
     def log(self):
         return self.log_path.read_text(errors="replace")
+
+    def end(self):
+        """Stops it, unless the test has, and takes away what it would keep in shared memory."""
+        try:
+            if not self.log_file.closed:
+                self.stop()
+        finally:
+            for path in self.seed_files:
+                if path.exists():
+                    kept_region(path).unlink(missing_ok=True)
 
     def wait_log(self, pattern, timeout=30):
         end = time.monotonic() + timeout * SLOW
@@ -173,17 +193,17 @@ class Daemon:
 @pytest.fixture
 def daemons(tmp_path):
     """A factory; everything it made is stopped, with exit status 0 unless the test stopped it itself."""
-    made = []
+    with contextlib.ExitStack() as made:
 
-    def make(*flags, **kwargs):
-        daemon = Daemon(tmp_path, *flags, **kwargs)
-        made.append(daemon)
-        return daemon
+        def make(*flags, **kwargs):
+            wait = kwargs.pop("wait", True)
+            daemon = Daemon(tmp_path, *flags, wait=False, **kwargs)
+            made.callback(daemon.end)
+            if wait:
+                daemon.wait_ready()
+            return daemon
 
-    yield make
-    for daemon in made:
-        if not daemon.log_file.closed:
-            daemon.stop()
+        yield make
 
 
 @pytest.fixture(scope="module")

@@ -4,17 +4,14 @@ Every answer is held against a daemon without tiers. A request tells where its c
 steps run, so whoever wants to find them there asks until they are."""
 import concurrent.futures
 import fcntl
-import hashlib
-import hmac
 import os
-import pathlib
 import random
 import re
 import signal
 import time
 
 import pytest
-from conftest import ROOT, SLOW, TINY, Daemon, wait_until
+from conftest import ROOT, SLOW, TINY, Daemon, kept_region, wait_until
 from test_attach import workers  # noqa: F401
 
 MODELS = ROOT / "tests" / "data" / "models"
@@ -190,18 +187,15 @@ def test_persists(daemons, wanted, tmp_path, kind, how):
     asked = prompts(kind, 4)
     want = wanted(kind, asked)
     flags = ("--kv-offload-persist", "--kv-hash-seed-file", tmp_path / "seed")
-    try:
-        for life in range(3):
-            d = make(daemons, kind, *flags)
-            for p, w in zip(asked, want):
-                answer, details = ask(d, p)
-                assert answer == w, d.log()
-                assert details["host"] >= (256 if life > 0 else 0), d.log()
-                ask_until(d, p, w, "host", 256)
-            end(d, how)
-        assert re.search(r"host tier .* restored=[1-9]", d.log())
-    finally:
-        shm_remove(tmp_path)
+    for life in range(3):
+        d = make(daemons, kind, *flags)
+        for p, w in zip(asked, want):
+            answer, details = ask(d, p)
+            assert answer == w, d.log()
+            assert details["host"] >= (256 if life > 0 else 0), d.log()
+            ask_until(d, p, w, "host", 256)
+        end(d, how)
+    assert re.search(r"host tier .* restored=[1-9]", d.log())
 
 
 def test_last_stores_are_not_lost(daemons, wanted, tmp_path):
@@ -209,13 +203,10 @@ def test_last_stores_are_not_lost(daemons, wanted, tmp_path):
     asked = prompts("sim", 1)
     want = wanted("sim", asked)
     flags = ("--kv-offload-persist", "--kv-hash-seed-file", tmp_path / "seed")
-    try:
-        for host in (0, 288):
-            d = make(daemons, "sim", *flags)
-            assert ask(d, asked[0]) == (want[0], {"device": 0, "host": host, "storage": 0})
-            d.stop()
-    finally:
-        shm_remove(tmp_path)
+    for host in (0, 288):
+        d = make(daemons, "sim", *flags)
+        assert ask(d, asked[0]) == (want[0], {"device": 0, "host": host, "storage": 0})
+        d.stop()
 
 
 def test_stops_with_transfers_under_way(daemons, wanted, tmp_path):
@@ -234,34 +225,28 @@ def test_kv_of_another_type_is_not_taken_up(daemons, wanted, tmp_path):
     asked = prompts("tiny", 1)
     want = wanted("tiny", asked)
     flags = ("--kv-offload-persist", "--kv-hash-seed-file", tmp_path / "seed")
-    try:
-        d = make(daemons, "tiny", *flags)
-        ask_until(d, asked[0], want[0], "host", 288)
-        d.stop()
-        d = make(daemons, "tiny", *flags, "--kv-cache-dtype", "f32")
-        assert len(re.findall(r"the host tier at \S+ is emptied: ", d.log())) == 1
-        assert ask(d, asked[0])[1]["host"] == 0
-        d.stop()
-        d = make(daemons, "tiny", *flags)
-        assert ask(d, asked[0])[0] == want[0]
-    finally:
-        shm_remove(tmp_path)
+    d = make(daemons, "tiny", *flags)
+    ask_until(d, asked[0], want[0], "host", 288)
+    d.stop()
+    d = make(daemons, "tiny", *flags, "--kv-cache-dtype", "f32")
+    assert len(re.findall(r"the host tier at \S+ is emptied: ", d.log())) == 1
+    assert ask(d, asked[0])[1]["host"] == 0
+    d.stop()
+    d = make(daemons, "tiny", *flags)
+    assert ask(d, asked[0])[0] == want[0]
 
 
 def test_one_engine_has_what_persists(daemons, wanted, tmp_path):
     asked = prompts("sim", 1)
     want = wanted("sim", asked)
     flags = ("--kv-offload-persist", "--kv-hash-seed-file", tmp_path / "seed")
-    try:
-        a, b = make(daemons, "sim", *flags), make(daemons, "sim", *flags)
-        assert "another engine has it" not in a.log() and "another engine has it" in b.log()
-        for d in (a, b):
-            ask_until(d, asked[0], want[0], "host", 288)
-        end(a, signal.SIGKILL)
-        a = make(daemons, "sim", *flags)
-        assert ask(a, asked[0]) == (want[0], {"device": 0, "host": 288, "storage": 0})
-    finally:
-        shm_remove(tmp_path)
+    a, b = make(daemons, "sim", *flags), make(daemons, "sim", *flags)
+    assert "another engine has it" not in a.log() and "another engine has it" in b.log()
+    for d in (a, b):
+        ask_until(d, asked[0], want[0], "host", 288)
+    end(a, signal.SIGKILL)
+    a = make(daemons, "sim", *flags)
+    assert ask(a, asked[0]) == (want[0], {"device": 0, "host": 288, "storage": 0})
 
 
 # --- what is left behind ---
@@ -290,6 +275,24 @@ def test_nothing_is_left_in_shared_memory(daemons, workers, wanted, tmp_path):
         end(d, how)
         w.wait()
     assert not any(shm_files(pid) for pid in pids)
+
+
+def test_a_tier_that_is_not_wanted_any_more_is_told(daemons, tmp_path):
+    """It stays, for it may be another engine's; who wants the memory back removes it."""
+    flags = ("--kv-hash-seed-file", tmp_path / "seed")
+    make(daemons, "sim", *flags, "--kv-offload-persist").stop()
+    path = kept_region(tmp_path / "seed")
+    n_bytes = path.stat().st_size
+    for memory in ("64M", None):
+        d = make(daemons, "sim", *flags, memory=memory)
+        assert f"{path} holds {path.stat().st_blocks * 512 >> 20} MB" in d.log()
+        d.stop()
+    assert path.stat().st_size == n_bytes
+    path.unlink()
+    for more in ((), ("--kv-offload-persist",)):
+        d = make(daemons, "sim", *flags, *more)
+        assert "for a start with kv_offload_persist" not in d.log()
+        d.stop()
 
 
 # --- disk ---
@@ -455,16 +458,6 @@ def end(daemon, how=signal.SIGTERM):
     daemon.process.kill()
     daemon.process.wait()
     daemon.log_file.close()
-
-
-def shm_path(tmp_path):
-    """Where the tier of a seed file persists."""
-    name = hmac.new((tmp_path / "seed").read_bytes(), b"paged host tier", hashlib.sha256).hexdigest()[:32]
-    return pathlib.Path(f"{SHM}/paged-kv-{os.geteuid()}-{name}")
-
-
-def shm_remove(tmp_path):
-    shm_path(tmp_path).unlink()
 
 
 def shm_files(pid):
