@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/log.h"
+
 #define OPTION "kv_hash_seed_file"
 
 /* *n_bytes: how many there are, at most 32. */
@@ -33,6 +35,16 @@ static pgd_err read_seed(uint8_t out[HASH_SHA256_BYTES], size_t *n_bytes, int fd
                         ": expected %d bytes, got %zd, at %s; one that is removed is made anew",
                         HASH_SHA256_BYTES, n, path);
     return PGD_OK;
+}
+
+static void warn_if_open(int fd, const char *path)
+{
+    struct stat st;
+    if (fstat(fd, &st) == 0 && (st.st_mode & 037) != 0)
+        log_warn("engine",
+                 "others may read or change the secret of the block hashes in %s; run chmod 600 on "
+                 "it",
+                 path);
 }
 
 /* Whoever has the lock first draws it. */
@@ -75,6 +87,8 @@ pgd_err hash_seed_load(uint8_t out[HASH_SHA256_BYTES], const char *path, pgd_why
         return pgd_fail(why, PGD_EIO, OPTION ": cannot read %s: %s", path, strerror(errno));
     if (fd >= 0) {
         err = read_seed(out, &n_bytes, fd, path, why);
+        if (n_bytes > 0)
+            warn_if_open(fd, path);
         close(fd);
     }
     if (err != PGD_OK || n_bytes > 0)
@@ -83,6 +97,7 @@ pgd_err hash_seed_load(uint8_t out[HASH_SHA256_BYTES], const char *path, pgd_why
     if (fd < 0)
         return pgd_fail(why, PGD_EIO, OPTION ": cannot make %s: %s", path, strerror(errno));
     err = fill(out, fd, path, why);
+    warn_if_open(fd, path);
     close(fd);
     return err;
 }

@@ -295,6 +295,34 @@ def test_a_tier_that_is_not_wanted_any_more_is_told(daemons, tmp_path):
         d.stop()
 
 
+def test_nobody_else_may_read_what_is_kept(daemons, tmp_path):
+    """Whatever the umask is: the secret of the hashes, both tiers, and the sockets."""
+    sockets = ("--kv-events-url", f"ipc://{tmp_path}/run/events", "--kv-events-replay-url", f"ipc://{tmp_path}/run/replay")
+    (tmp_path / "run").mkdir(mode=0o700)
+    old = os.umask(0)
+    try:
+        d = make(daemons, "sim", "--kv-offload-persist", *disk_flags(tmp_path), *sockets)
+    finally:
+        os.umask(old)
+    d.complete([11] * 200, max_tokens=1)
+    wait_until(lambda: any(path.stat().st_size > 4096 for path in (tmp_path / "kv").glob("??/*")))
+    kept = [tmp_path / "seed", kept_region(tmp_path / "seed"), *tmp_path.glob("run/*"), tmp_path / "kv", *tmp_path.glob("kv/**/*")]
+    assert len(kept) > 260 and sum(path.is_socket() for path in kept) == 3
+    for path in kept:
+        mode = path.lstat().st_mode
+        if path.parent == tmp_path / "run" and path.name.startswith("worker-"):
+            continue  # its directory is closed to others
+        assert mode & 0o777 == (0o700 if path.is_dir() else 0o600), (path, oct(mode))
+
+
+@pytest.mark.parametrize("mode, is_open", [(0o600, False), (0o640, False), (0o644, True), (0o660, True)])
+def test_a_seed_file_that_others_may_read_is_told(daemons, tmp_path, mode, is_open):
+    (tmp_path / "seed").write_bytes(os.urandom(32))
+    (tmp_path / "seed").chmod(mode)
+    d = make(daemons, "sim", "--kv-hash-seed-file", tmp_path / "seed")
+    assert bool(re.search(f"warn .*others may read.*{tmp_path}/seed", d.log())) == is_open
+
+
 # --- disk ---
 
 
