@@ -49,8 +49,9 @@ const config_option config_options[] = {
     {"server", "header_timeout_s", INT(header_timeout_s, "seconds", 1, 3600), "30", NULL,
      "A request must arrive whole within this time."},
     {"server", "request_timeout", INT(request_timeout_s, "seconds", 0, 86400), "0", NULL,
-     "A completion that is not done this long after its arrival, waiting included, is ended with "
-     "an error (504). 0: no limit."},
+     "A completion, or a text to be tokenized, that is not done this long after its arrival, "
+     "waiting "
+     "included, is ended with an error (504). 0: no limit."},
     {"server", "shutdown_timeout_s", INT(shutdown_timeout_s, "seconds", 0, 86400), "30", NULL,
      "On SIGTERM running requests may finish within this time, then they are aborted."},
     {"server", "max_logprobs", INT(max_logprobs, "", 0, PGD_MAX_LOGPROBS), "20", NULL,

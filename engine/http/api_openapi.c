@@ -52,7 +52,7 @@ const char api_openapi_tokenize[] =
     "'properties':{'count':{'type':'integer','minimum':0},"
     "'max_model_len':{'type':'integer','minimum':1},'tokens':{'type':'array','items':@token_id},"
     "'token_strs':{'type':['array','null'],'items':{'type':'string'}}}}}}},"
-    "@e400,@e404,@r429,@e500,@errors}";
+    "@e400,@e404,@r429,@e500,@e504,@errors}";
 
 const char api_openapi_detokenize[] =
     "'operationId':'detokenize','summary':'Token ids to text.',"
@@ -61,7 +61,7 @@ const char api_openapi_detokenize[] =
     "'tokens':{'type':'array','items':@token_id,'maxItems':@max_ids}}}}}},"
     "'responses':{'200':{'description':'The text.','headers':@headers,"
     "'content':{'application/json':{'schema':{'type':'object','required':['prompt'],"
-    "'properties':{'prompt':{'type':'string'}}}}}},@e400,@e404,@r429,@errors}";
+    "'properties':{'prompt':{'type':'string'}}}}}},@e400,@e404,@r429,@e504,@errors}";
 
 const char api_openapi_reset[] =
     "'operationId':'resetPrefixCache','summary':'Forget every cached prefix.',"

@@ -2,8 +2,9 @@
  *
  * All of it, from reading the body to the answer's JSON, is done on libuv's pool, so that a megabyte
  * of text delays nobody's tokens. What waits for the pool is bounded like everything else: by
- * max_queued_requests in number and, since a job holds the body, by what bodies may hold in bytes. A
- * job outlives its client; its answer is dropped then. */
+ * max_queued_requests in number and, since a job holds the body, by what bodies may hold in bytes.
+ * Whose client has left, or has been told 504 (request_timeout), is not begun; if it runs already, its
+ * answer is dropped. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -48,10 +49,25 @@ static void free_job(text_job *job)
     mem_free(job);
 }
 
+/* Nobody waits for the answer any more; on_done comes all the same. */
+static void let_go(text_job *job)
+{
+    job->conn = NULL;
+    (void)uv_cancel((uv_req_t *)&job->work); /* it may be running */
+}
+
 static void on_disconnect(void *arg)
 {
+    let_go(arg);
+}
+
+static void on_deadline(void *arg)
+{
     text_job *job = arg;
-    job->conn = NULL;
+    http_conn *conn = job->conn;
+    let_go(job);
+    http_error_respond(conn, 504, NULL,
+                       "the request took longer than this server allows (request_timeout)");
 }
 
 /* --- on the pool ------------------------------------------------------------------------------ */
@@ -253,6 +269,7 @@ static void start(http_api *api, http_conn *conn, bool (*read)(text_job *job, co
     strbuf_init(&job->answer);
     http_conn_take_body(&job->body, conn);
     http_conn_on_disconnect(conn, on_disconnect, job);
+    http_conn_on_deadline(conn, on_deadline, job);
     api->n_text_jobs++;
     int rc = uv_queue_work(engine_get_loop(api->engine), &job->work, work_on_pool, on_done);
     if (rc != 0)

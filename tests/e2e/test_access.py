@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from conftest import SLOW, TINY
+from conftest import SLOW, TINY, wait_until
 
 KEY = "sk-first-Secret"
 BEARER = {"Authorization": f"Bearer {KEY}"}
@@ -370,3 +370,36 @@ def test_request_timeout(daemons):
     m = d.idle()
     assert m["vllm:num_requests_running"] == 0
     assert d.complete([1], max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
+
+
+def test_request_timeout_of_texts(daemons):
+    """They wait for a pool of one thread; those that are told so are not begun any more, nor is a text whose client has left."""
+    d = daemons(*SIM, "--request-timeout", "1", env={"UV_THREADPOOL_SIZE": "1"})
+    text = json.dumps({"prompt": "time way people " * 150000}).encode()
+    ids = json.dumps({"tokens": [300] * 400000}).encode()
+    answers = []
+
+    def ask(path, body):
+        start = time.monotonic()
+        status, _, answer = d.request("POST", path, body)
+        answers.append((path, status, time.monotonic() - start, answer))
+
+    threads = [threading.Thread(target=ask, args=args) for _ in range(12) for args in (("/tokenize", text), ("/detokenize", ids))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    late = [a for a in answers if a[1] == 504]
+    assert len(answers) == 24 and {a[1] for a in answers} <= {200, 504}
+    assert {a[0] for a in late} == {"/tokenize", "/detokenize"}
+    for _, _, took, answer in late:
+        assert took > 0.9 and "request_timeout" in answer["error"]["message"] and answer["error"]["type"] == "timeout_error"
+    wait_until(lambda: d.metrics()["paged_pool_jobs"] == 0)
+    assert d.metrics()["paged_http_timeouts_total"] == len(late)
+    # Texts of clients that leave: a new one does not wait for them.
+    for _ in range(20):
+        s = socket.create_connection(("127.0.0.1", d.port), timeout=60 * SLOW)
+        s.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
+        s.close()
+    wait_until(lambda: d.metrics()["paged_pool_jobs"] == 0)
+    assert d.request("POST", "/tokenize", {"prompt": "time"})[0] == 200
