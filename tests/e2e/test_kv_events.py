@@ -372,7 +372,8 @@ def test_zmq_bridge(daemons, bridges, tmp_path):
 @contextlib.contextmanager
 def watching(*args):
     """`paged status --events`; its lines so far are in the list."""
-    process = subprocess.Popen([str(PAGED), "status", *(str(a) for a in args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([str(PAGED), "status", *(str(a) for a in args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # ignored where tests run in the background
     lines = []
     reader = threading.Thread(target=lambda: lines.extend(iter(process.stdout.readline, "")))
     reader.start()
