@@ -15,11 +15,15 @@
 
 #include "engine/offload/disk_dir_internal.h"
 
+/* The year 2400, about: file systems keep later times badly, and nobody here writes them. */
+#define MAX_STAMP_S INT64_C(13600000000)
+
+/* A time that is none of ours is the oldest of all. */
 static uint64_t stamp_of(const struct stat *st)
 {
-    return st->st_mtim.tv_sec < 0
-               ? 0
-               : (uint64_t)st->st_mtim.tv_sec * 1000000 + (uint64_t)st->st_mtim.tv_nsec / 1000;
+    int64_t s = st->st_mtim.tv_sec;
+    return s < 0 || s > MAX_STAMP_S ? 0
+                                    : (uint64_t)s * 1000000 + (uint64_t)st->st_mtim.tv_nsec / 1000;
 }
 
 static void times_of(struct timespec times[2], uint64_t stamp_us)

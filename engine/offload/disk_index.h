@@ -1,7 +1,7 @@
 /* Which blocks are on disk, and when each was last wanted: the disk tier's memory of its directory.
  *
  * Blocks of every model are in it, since all share the space; the key of another model's block is
- * never looked up. A stamp is a time in microseconds since 1970.
+ * never looked up. A stamp says when a block was last wanted, in microseconds: disk_tier has the clock.
  * Owns:    everything, sized at create
  * Limits:  max_files 1 .. 2^30
  * Thread:  find, touch, list and version: one thread of the owner's, which never waits; the others:

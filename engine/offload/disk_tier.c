@@ -7,8 +7,12 @@
  * follows what other engines do to it, and repairs what dead ones left.
  *
  * On the core's calls: two rings, a semaphore's post, and the index, which is read without a lock.
+ *
  * Stamps are given out here, in the order of the core's calls, so that the order of eviction is the
- * order of use whatever the threads do. */
+ * order of use whatever the threads do. They say which use was later and nothing else. Wall time is
+ * only where they begin, since files keep them from one start to the next: from there they go by the
+ * monotonic clock, and ahead of every stamp that was seen in a file. So a clock that is set, forward
+ * or back, makes nobody's blocks older than others', and one engine's no older than another's. */
 #include "engine/offload/disk_tier.h"
 
 #include <errno.h>
@@ -32,6 +36,11 @@ enum {
 };
 
 #define MAX_INDEX_FILES (UINT64_C(1) << 26)
+
+static uint64_t load(const _Atomic uint64_t *v)
+{
+    return atomic_load_explicit(v, memory_order_relaxed);
+}
 
 static pgd_err check_opts(const disk_tier *d, pgd_why *why)
 {
@@ -187,6 +196,7 @@ pgd_err disk_tier_create(disk_tier **out, const disk_tier_opts *opts, pgd_why *w
     if (d == NULL)
         return pgd_fail(why, PGD_ENOMEM, "out of memory for the disk tier");
     d->wake_fd = -1;
+    disk_tier__note_stamp(d, (uint64_t)PGD_MAX(clock_wall_us(), 0));
     init_sync(d);
     d->path = mem_strdup(opts->dir);
     set_opts(d, opts);
@@ -289,12 +299,20 @@ uint64_t disk_tier_version(const disk_tier *d)
     return disk_index_version(d->index);
 }
 
-/* The last of n new stamps: later than all before. Wall time, since files keep it. */
+void disk_tier__note_stamp(disk_tier *d, uint64_t stamp_us)
+{
+    uint64_t now_us = clock_now_us();
+    uint64_t ahead_us = load(&d->ahead_us);
+    while (stamp_us > now_us && stamp_us - now_us > ahead_us &&
+           !atomic_compare_exchange_weak_explicit(&d->ahead_us, &ahead_us, stamp_us - now_us,
+                                                  memory_order_relaxed, memory_order_relaxed))
+        ;
+}
+
+/* The last of n new stamps: later than all before. */
 static uint64_t take_stamps(disk_tier *d, int32_t n)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    uint64_t now_us = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+    uint64_t now_us = clock_now_us() + load(&d->ahead_us);
     d->last_stamp_us = PGD_MAX(now_us, d->last_stamp_us + (uint64_t)n);
     return d->last_stamp_us;
 }
@@ -356,11 +374,6 @@ bool disk_tier_next_done(disk_tier *d, disk_tier_done *out)
                                      : &d->writes.n_out;
     (*n_out)--;
     return true;
-}
-
-static uint64_t load(const _Atomic uint64_t *v)
-{
-    return atomic_load_explicit(v, memory_order_relaxed);
 }
 
 void disk_tier_get_stats(disk_tier_stats *out, const disk_tier *d)

@@ -72,9 +72,10 @@ struct disk_tier {
 
     disk_tier_queue reads, writes;
     ring *done;
-    pthread_mutex_t done_m; /* among the threads that push */
-    uint64_t last_stamp_us; /* core */
-    int32_t n_removals_out; /* core */
+    pthread_mutex_t done_m;    /* among the threads that push */
+    uint64_t last_stamp_us;    /* core */
+    _Atomic uint64_t ahead_us; /* of the monotonic clock, where stamps are */
+    int32_t n_removals_out;    /* core */
     _Atomic uint64_t n_removed, n_failed_removals;
 
     disk_tier_turn turns[DISK_TIER_MAX_THREADS]; /* by thread; guarded by writes.m, as the next */
@@ -102,6 +103,8 @@ struct disk_tier {
     pthread_t threads[DISK_TIER_MAX_THREADS];
 };
 
+/* A file carries it: stamps from now on are later. */
+void disk_tier__note_stamp(disk_tier *d, uint64_t stamp_us);
 /* Makes room by one file. Called with dir_lock held. False: there is none to give up, or *err. */
 bool disk_tier__evict(disk_tier *d, int *err);
 /* A fault of the disk, to be told once in a while. */

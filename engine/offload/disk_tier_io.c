@@ -156,6 +156,7 @@ bool disk_tier__evict(disk_tier *d, int *err)
             continue; /* wanted since, or gone */
         int rc = disk_dir_remove(d->dir, &file.id, &file.stamp_us);
         if (rc == ESTALE) { /* another engine wants it */
+            disk_tier__note_stamp(d, file.stamp_us);
             (void)disk_index_put(d->index, &file, file.stamp_us);
         } else if (rc == 0 || rc == ENOENT) {
             (void)disk_index_remove(d->index, &file.id);

@@ -59,6 +59,7 @@ static void note_file(void *arg, const disk_block_id *id, uint64_t stamp_us)
 {
     keeper *k = arg;
     disk_index_file file = {*id, stamp_us};
+    disk_tier__note_stamp(k->d, stamp_us);
     if (!disk_index_put(k->d->index, &file, stamp_us))
         k->n_left_out++;
 }
