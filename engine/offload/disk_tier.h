@@ -3,9 +3,11 @@
  * It exchanges with the region only. Whether a block is on disk is answered from an index in
  * memory; threads of its own do all work on files and report by a queue. What goes wrong out there
  * (a full or failing disk, a torn, foreign or removed file) is a miss for the caller, and one
- * warning per kind in a while. Engines share a directory: each learns within about a second what
- * the others wrote and removed, and all files together stay within max_bytes, whatever model they
- * are of; those of models that no living engine serves go first, then the least recently used.
+ * warning per kind in a while. On a file system that is full before max_bytes is reached new blocks
+ * take the place of old ones, until there is space again. Engines share a directory: each learns
+ * within about a second what the others wrote and removed, and all files together stay within
+ * max_bytes, whatever model they are of; those of models that no living engine serves go first, then
+ * the least recently used.
  * Owns:    directory handle, index, threads
  * Limits:  64 engines share a directory; max_bytes holds at least one block; each engine keeps all
  *          files together within its own max_bytes, so the largest counts while several write

@@ -89,6 +89,10 @@ struct disk_tier {
     _Atomic uint64_t n_evicted, n_bad_files;
     _Atomic uint64_t used_bytes; /* the account, as it was seen last */
 
+    _Atomic uint64_t fits_bytes, squeezed_until_us; /* until then fits_bytes is the bound */
+    atomic_bool is_squeezed;                        /* has been told */
+    _Atomic uint32_t n_in_vain; /* writes in a row that found no space though files were given up */
+
     pthread_mutex_t warn_m; /* guards limits */
     log_limit limits[DISK_TIER_N_FAULTS];
 
@@ -105,8 +109,15 @@ struct disk_tier {
 
 /* A file carries it: stamps from now on are later. */
 void disk_tier__note_stamp(disk_tier *d, uint64_t stamp_us);
-/* Makes room by one file. Called with dir_lock held. False: there is none to give up, or *err. */
+/* disk_tier_room.c, called with dir_lock held. Makes room by one file. False: there is none to give up,
+ * or *err. */
 bool disk_tier__evict(disk_tier *d, int *err);
+/* As disk_dir_begin, with others given up for it. */
+PGD_MUST_USE int disk_tier__begin_file(disk_tier *d, disk_dir_temp *temp);
+bool disk_tier__is_out_of_space(int err);
+/* A write found no space: what is there is the bound for a while. False: that is too little. */
+bool disk_tier__squeeze(disk_tier *d, int err);
+void disk_tier__note_success(disk_tier *d);
 /* A fault of the disk, to be told once in a while. */
 void disk_tier__warn(disk_tier *d, int err, const char *what);
 void disk_tier__warn_lost(disk_tier *d, const char *why);

@@ -1,4 +1,4 @@
-/* The threads that read, write and remove blocks, and what they do for room.
+/* The threads that read, write and remove blocks.
  *
  * Jobs of one key in the queue of writes are done one after the other, in their order: a write that
  * was taken before a removal must not give its file a name after it. A thread that took the later one
@@ -22,6 +22,8 @@
 #include "engine/offload/disk_tier_internal.h"
 
 #define WARN_PERIOD_US UINT64_C(60000000)
+
+enum { MAX_SQUEEZES = 2, MAX_REST_DOUBLINGS = 6 };
 
 /* One thread's. */
 typedef struct io_thread {
@@ -85,10 +87,11 @@ void disk_tier__warn_bad_file(disk_tier *d, const disk_block_id *id)
                  d->path, name, n);
 }
 
-static void let_rest(disk_tier *d, disk_tier_queue *q, int err, const char *what)
+/* n_times: in a row that giving up blocks for it was of no use. */
+static void let_rest(disk_tier *d, disk_tier_queue *q, int err, uint32_t n_times, const char *what)
 {
-    atomic_store_explicit(&q->rests_until_us, clock_now_us() + (uint64_t)d->opts.rest_ms * 1000,
-                          memory_order_relaxed);
+    uint64_t rest_us = (uint64_t)d->opts.rest_ms * 1000 << PGD_MIN(n_times, MAX_REST_DOUBLINGS);
+    atomic_store_explicit(&q->rests_until_us, clock_now_us() + rest_us, memory_order_relaxed);
     disk_tier__warn(d, err, what);
     if (fault_of(err) == DISK_TIER_GONE)
         disk_tier__wake_keeper(d);
@@ -130,69 +133,6 @@ static int transfer_block(io_thread *t, int fd, const disk_tier_job *job)
     return transfer(fd, parts, 2, job->is_read);
 }
 
-/* The least recently used of those that nobody living wants, or of all; with evict_m held. */
-static bool next_victim(disk_tier *d, disk_index_file *out)
-{
-    uint64_t live[DISK_DIR_MAX_ENGINES];
-    if (d->next_victim == d->n_victims) {
-        int32_t n_live = disk_dir_live_models(live, d->dir);
-        d->n_victims = disk_index_oldest(d->victims, d->index, DISK_TIER_MAX_VICTIMS, live, n_live);
-        d->next_victim = 0;
-    }
-    if (d->next_victim == d->n_victims)
-        return false;
-    *out = d->victims[d->next_victim++];
-    return true;
-}
-
-bool disk_tier__evict(disk_tier *d, int *err)
-{
-    disk_index_file file;
-    bool is_done = false;
-    *err = 0;
-    pthread_mutex_lock(&d->evict_m);
-    while (!is_done && *err == 0 && next_victim(d, &file)) {
-        if (disk_index_stamp(d->index, &file.id) != file.stamp_us)
-            continue; /* wanted since, or gone */
-        int rc = disk_dir_remove(d->dir, &file.id, &file.stamp_us);
-        if (rc == ESTALE) { /* another engine wants it */
-            disk_tier__note_stamp(d, file.stamp_us);
-            (void)disk_index_put(d->index, &file, file.stamp_us);
-        } else if (rc == 0 || rc == ENOENT) {
-            (void)disk_index_remove(d->index, &file.id);
-            is_done = rc == 0;
-        } else {
-            *err = rc;
-        }
-    }
-    pthread_mutex_unlock(&d->evict_m);
-    if (is_done)
-        atomic_fetch_add_explicit(&d->n_evicted, 1, memory_order_relaxed);
-    return is_done;
-}
-
-static int begin_file(disk_tier *d, disk_dir_temp *temp)
-{
-    int err = disk_dir_begin(temp, d->dir, d->file_bytes, d->opts.max_bytes, true);
-    while (err == ENOBUFS) {
-        if (!disk_tier__evict(d, &err)) {
-            if (err != 0)
-                return err;
-            /* Counted, but nowhere to be seen. */
-            atomic_store_explicit(&d->needs_recount, true, memory_order_relaxed);
-            disk_tier__wake_keeper(d);
-            return ENOBUFS;
-        }
-        err = disk_dir_begin(temp, d->dir, d->file_bytes, d->opts.max_bytes, true);
-    }
-    if (err == EUCLEAN) {
-        atomic_store_explicit(&d->needs_recount, true, memory_order_relaxed);
-        disk_tier__wake_keeper(d);
-        return ENOBUFS;
-    }
-    return err;
-}
-
 static void note_in_index(disk_tier *d, const disk_index_file *file)
 {
     int err;
@@ -200,13 +140,11 @@ static void note_in_index(disk_tier *d, const disk_index_file *file)
         ;
 }
 
-static int write_block(io_thread *t, const disk_tier_job *job, const disk_block_id *id)
+static int try_write(io_thread *t, const disk_tier_job *job, const disk_block_id *id)
 {
     disk_tier *d = t->d;
     disk_dir_temp temp;
-    if (d->dir == NULL)
-        return ENOENT;
-    int err = begin_file(d, &temp);
+    int err = disk_tier__begin_file(d, &temp);
     if (err != 0)
         return err;
     for (int32_t i = 0; i < d->kind.n_ranks; i++)
@@ -217,9 +155,28 @@ static int write_block(io_thread *t, const disk_tier_job *job, const disk_block_
         disk_dir_discard(d->dir, &temp);
         return err;
     }
-    err = disk_dir_publish(d->dir, &temp, id, job->stamp_us);
+    return disk_dir_publish(d->dir, &temp, id, job->stamp_us);
+}
+
+static int write_block(io_thread *t, const disk_tier_job *job, const disk_block_id *id)
+{
+    disk_tier *d = t->d;
+    if (d->dir == NULL)
+        return ENOENT;
+    int err = try_write(t, job, id);
+    bool is_squeezed = false;
+    for (int i = 0; i < MAX_SQUEEZES && disk_tier__is_out_of_space(err); i++) {
+        if (!disk_tier__squeeze(d, err))
+            break;
+        is_squeezed = true;
+        err = try_write(t, job, id);
+    }
+    if (is_squeezed && disk_tier__is_out_of_space(err))
+        atomic_fetch_add_explicit(&d->n_in_vain, 1, memory_order_relaxed);
     if (err == 0 || err == EEXIST)
         note_in_index(d, &(disk_index_file){*id, job->stamp_us});
+    if (err == 0)
+        disk_tier__note_success(d);
     return err;
 }
 
@@ -291,7 +248,7 @@ static int do_read(io_thread *t, const disk_tier_job *job, const disk_block_id *
         disk_tier__warn_bad_file(d, id);
         (void)!disk_dir_remove(d->dir, id, &any);
     } else if (err != ENOENT) {
-        let_rest(d, &d->reads, err, "read a block, none is read for a while");
+        let_rest(d, &d->reads, err, 0, "read a block, none is read for a while");
     }
     return err;
 }
@@ -302,7 +259,9 @@ static int do_write(io_thread *t, const disk_tier_job *job, const disk_block_id 
     if (err == EISDIR) /* of this block alone */
         disk_tier__warn(t->d, err, "write a block");
     else if (err != 0 && err != EEXIST && err != ENOBUFS)
-        let_rest(t->d, &t->d->writes, err, "write a block, none is written for a while");
+        let_rest(t->d, &t->d->writes, err,
+                 atomic_load_explicit(&t->d->n_in_vain, memory_order_relaxed),
+                 "write a block, none is written for a while");
     return err;
 }
 

@@ -10,6 +10,7 @@
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 
 #include <cmocka.h>
@@ -29,7 +30,7 @@ static void run_apart(int (*body)(const kv_region *r, disk_tier_opts *opts), con
     char log_path[] = "/var/tmp/disk_faults_log.XXXXXX";
     char *text;
     size_t n_bytes;
-    int n_warnings = 0;
+    int n_lines = 0;
     int status;
     (void)snprintf(dir, sizeof(dir), "/var/tmp/disk_faults.XXXXXX");
     disk_rig_make_dir(dir);
@@ -54,10 +55,10 @@ static void run_apart(int (*body)(const kv_region *r, disk_tier_opts *opts), con
     }
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
         fail_msg("%s", text);
-    for (const char *at = text; (at = strstr(at, warning)) != NULL; at++)
-        n_warnings++;
-    if (n_warnings != 1)
-        fail_msg("expected one \"%s\", got %d in: %s", warning, n_warnings, text);
+    for (const char *at = text; (at = strstr(at, "\n")) != NULL; at++)
+        n_lines++;
+    if (n_lines != 1 || strstr(text, warning) == NULL)
+        fail_msg("expected \"%s\" and no more, got: %s", warning, text);
     mem_free(text);
 }
 
@@ -113,22 +114,118 @@ static void expect_recovery(disk_tier *d, const kv_region *r, int32_t number)
     PGD_ASSERT(sum.n_temps == 0 && sum.account == sum.n_bytes);
 }
 
-static int fill_disk(const kv_region *r, disk_tier_opts *opts)
+/* A file of others' on the small file system; its size is n_bytes. */
+static int open_other(off_t n_bytes)
 {
     char path[128];
-    if (!mount_small("size=1m,mode=0700"))
-        return SKIPPED;
     (void)snprintf(path, sizeof(path), "%s/lost+found", dir);
-    PGD_ASSERT(mkdir(path, 0700) == 0);
+    PGD_ASSERT(mkdir(path, 0700) == 0 || errno == EEXIST);
     (void)snprintf(path, sizeof(path), "%s/lost+found/other", dir);
     int fd = open(path, O_CREAT | O_RDWR, 0600);
-    PGD_ASSERT(posix_fallocate(fd, 0, 512 << 10) == 0);
+    PGD_ASSERT(fd >= 0 && posix_fallocate(fd, 0, n_bytes) == 0);
+    return fd;
+}
+
+static int32_t count_blocks(disk_tier *d, const kv_region *r, int32_t end)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < end; i++) {
+        PGD_ASSERT(!disk_rig_has(d, i) || disk_rig_read(d, r, i));
+        n += disk_rig_has(d, i);
+    }
+    disk_rig_sum sum = disk_rig_sum_files(dir);
+    PGD_ASSERT(sum.n_blocks == n && sum.n_temps == 0 && sum.account == sum.n_bytes);
+    return n;
+}
+
+/* Half of it is others': what fits in the other half is kept, the least recently used goes for what
+ * comes, and with more room more is kept. */
+static int fill_disk(const kv_region *r, disk_tier_opts *opts)
+{
+    if (!mount_small("size=1m,mode=0700"))
+        return SKIPPED;
+    int fd = open_other(512 << 10);
     disk_tier *d = disk_rig_open(opts);
-    PGD_ASSERT(write_until_fault(d, r, 0) >= 10);
+    for (int32_t i = 0; i < 100; i++) {
+        PGD_ASSERT(disk_rig_write(d, r, i));
+        PGD_ASSERT(disk_rig_read(d, r, i));
+        disk_rig_touch(d, 0); /* stays */
+    }
+    int32_t n = count_blocks(d, r, 100);
+    PGD_ASSERT(n >= 20 && n <= 32 && disk_rig_has(d, 0));
+    for (int32_t i = 101 - n; i < 100; i++)
+        PGD_ASSERT(disk_rig_has(d, i));
+    PGD_ASSERT(ftruncate(fd, 0) == 0);
+    usleep(400000); /* longer than it keeps to that */
+    for (int32_t i = 100; i < 120; i++)
+        PGD_ASSERT(disk_rig_write(d, r, i));
+    PGD_ASSERT(count_blocks(d, r, 120) == n + 20);
+    for (int32_t i = 120; i < 200; i++)
+        PGD_ASSERT(disk_rig_write(d, r, i));
+    PGD_ASSERT(count_blocks(d, r, 200) >= 50);
+    return disk_tier_destroy(d) ? 0 : 1;
+}
+
+/* With nothing to give up there is nothing to be done, until there is space. */
+static int fill_disk_before(const kv_region *r, disk_tier_opts *opts)
+{
+    if (!mount_small("size=1m,mode=0700"))
+        return SKIPPED;
+    disk_tier *d = disk_rig_open(opts);
+    PGD_ASSERT(disk_rig_write(d, r, 0) && disk_rig_remove(d, 0));
+    struct statvfs fs;
+    PGD_ASSERT(statvfs(dir, &fs) == 0);
+    int fd = open_other((off_t)(fs.f_bavail * fs.f_frsize));
+    PGD_ASSERT(write_until_fault(d, r, 1) == 0);
     usleep(400000);
     PGD_ASSERT(!disk_rig_write(d, r, 100)); /* still full: no second warning */
+    PGD_ASSERT(disk_rig_stats(d).n_evicted == 0);
     PGD_ASSERT(ftruncate(fd, 0) == 0);
     expect_recovery(d, r, 200);
+    return disk_tier_destroy(d) ? 0 : 1;
+}
+
+/* Second names for all blocks, as a snapshot of the file system would keep them; or none any more. */
+static void keep_blocks(int32_t end, bool keep)
+{
+    for (int32_t i = 0; i < end; i++) {
+        char path[DISK_RIG_PATH_BYTES];
+        char name[128];
+        disk_rig_path(path, dir, i);
+        (void)snprintf(name, sizeof(name), "%s/lost+found/%d", dir, i);
+        PGD_ASSERT(keep ? link(path, name) == 0 : unlink(name) == 0);
+    }
+}
+
+/* Where giving up blocks makes no room few are given up, and what is left can be read all the while. */
+static int give_up_in_vain(const kv_region *r, disk_tier_opts *opts)
+{
+    if (!mount_small("size=1m,mode=0700"))
+        return SKIPPED;
+    opts->rest_ms = 100;
+    disk_tier *d = disk_rig_open(opts);
+    for (int32_t i = 0; i < 40; i++)
+        PGD_ASSERT(disk_rig_write(d, r, i));
+    struct statvfs fs;
+    PGD_ASSERT(statvfs(dir, &fs) == 0);
+    int fd = open_other((off_t)(fs.f_bavail * fs.f_frsize));
+    keep_blocks(40, true);
+    uint64_t end_us = clock_now_us() + 2500000;
+    for (int32_t i = 40; clock_now_us() < end_us; i++) {
+        PGD_ASSERT(!disk_rig_write(d, r, i));
+        usleep(1000);
+    }
+    /* Two at 0, 200, 600 and 1400 ms. */
+    uint64_t n_evicted = disk_rig_stats(d).n_evicted;
+    PGD_ASSERTF(n_evicted >= 2 && n_evicted <= 8, "%d given up", (int)n_evicted);
+    PGD_ASSERT(count_blocks(d, r, 40) == 40 - (int32_t)n_evicted);
+    keep_blocks(40, false);
+    for (int32_t i = 0; i < 600 && !disk_rig_write(d, r, 1000); i++)
+        usleep(10000); /* it rests for up to 1.6 s */
+    PGD_ASSERT(disk_rig_read(d, r, 1000));
+    PGD_ASSERT(disk_rig_write(d, r, 1001));
+    PGD_ASSERT(disk_rig_stats(d).n_evicted == n_evicted);
+    close(fd);
     return disk_tier_destroy(d) ? 0 : 1;
 }
 
@@ -248,7 +345,19 @@ static int take_files(const kv_region *r, disk_tier_opts *opts)
 static void test_disk_tier_full_disk(void **state)
 {
     (void)state;
-    run_apart(fill_disk, "cannot write a block");
+    run_apart(fill_disk, "cannot write a block without giving up others: No space left");
+}
+
+static void test_disk_tier_full_disk_before(void **state)
+{
+    (void)state;
+    run_apart(fill_disk_before, "cannot write a block, none is written for a while: No space left");
+}
+
+static void test_disk_tier_gives_up_few_in_vain(void **state)
+{
+    (void)state;
+    run_apart(give_up_in_vain, "cannot write a block without giving up others: No space left");
 }
 
 static void test_disk_tier_file_limit(void **state)
@@ -285,6 +394,8 @@ static void test_disk_tier_no_right_to_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_disk_tier_full_disk),
+                                       cmocka_unit_test(test_disk_tier_full_disk_before),
+                                       cmocka_unit_test(test_disk_tier_gives_up_few_in_vain),
                                        cmocka_unit_test(test_disk_tier_file_limit),
                                        cmocka_unit_test(test_disk_tier_no_right_to_write),
                                        cmocka_unit_test(test_disk_tier_no_right_to_read),
