@@ -43,12 +43,13 @@ def kept_region(seed_file):
 
 
 class Daemon:
-    def __init__(self, tmp_path, *flags, model=TINY, env=None, wait=True):
+    def __init__(self, tmp_path, *flags, model=TINY, env=None, wait=True, prefix=()):
+        """prefix: a command that becomes the daemon, as `env` does."""
         self.log_path = tmp_path / f"daemon-{time.monotonic_ns()}.log"
         self.log_file = open(self.log_path, "wb")
         self.seed_files = [pathlib.Path(value) for flag, value in zip(flags, flags[1:]) if flag == "--kv-hash-seed-file"]
         runtime = tmp_path / "run"
-        args = [PAGED, "serve", "--port", "0", "--runtime-dir", runtime, *flags]
+        args = [*prefix, PAGED, "serve", "--port", "0", "--runtime-dir", runtime, *flags]
         if model is not None:
             args += ["--model", model]
         self.process = subprocess.Popen([str(a) for a in args], stderr=self.log_file, stdout=subprocess.DEVNULL,
