@@ -14,6 +14,7 @@ static void append_time(strbuf *out, double ts)
 {
     char text[32];
     struct tm tm;
+    ts = isfinite(ts) ? ts : 0;
     double whole = floor(ts);
     time_t s = whole >= 0 && whole < 1e11 ? (time_t)whole : 0;
     localtime_r(&s, &tm);

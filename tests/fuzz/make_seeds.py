@@ -242,3 +242,39 @@ put("disk_block", "name", b"\0" + b"0102030405060708-" + b"0123456789abcdef" * 4
 put("disk_block", "header", b"\x40PAGEDKVB" + struct.pack("<IIQ", 1, 1, 4000) + bytes([1, 2, 3]))
 put("disk_block", "same", b"\x80")
 put("disk_block", "changed", b"\x81" + bytes([8, 0, 1]))
+
+# --- batches of KV events ---------------------------------------------------------------------------------------
+
+
+def msgpack(value):
+    if value is None:
+        return b"\xc0"
+    if isinstance(value, bool):
+        return b"\xc3" if value else b"\xc2"
+    if isinstance(value, float):
+        return b"\xcb" + struct.pack(">d", value)
+    if isinstance(value, int):
+        if value < 0:
+            return b"\xd3" + struct.pack(">q", value)
+        heads = [(128, b"", "B"), (1 << 8, b"\xcc", "B"), (1 << 16, b"\xcd", "H"), (1 << 32, b"\xce", "I"), (1 << 64, b"\xcf", "Q")]
+        head, form = next((head, form) for limit, head, form in heads if value < limit)
+        return head + struct.pack(">" + form, value)
+    if isinstance(value, str):
+        data = value.encode()
+        return (bytes([0xa0 + len(data)]) if len(data) < 32 else b"\xd9" + bytes([len(data)])) + data
+    if isinstance(value, bytes):
+        return b"\xc4" + bytes([len(value)]) + value
+    if isinstance(value, dict):
+        return bytes([0x80 + len(value)]) + b"".join(msgpack(k) + msgpack(v) for k, v in value.items())
+    head = bytes([0x90 + len(value)]) if len(value) < 16 else b"\xdc" + struct.pack(">H", len(value))
+    return head + b"".join(map(msgpack, value))
+
+
+STORED = ["BlockStored", [1, 200, 60000, 1 << 31, (1 << 64) - 1], 77, [3] * 20, 4, None, "GPU", None, [None, ["salt"]], 0, "sliding_window", 4096]
+REMOVED = ["BlockRemoved", [5, 6], "DISK", 1]
+for name, events in {"all": [STORED, REMOVED, ["AllBlocksCleared"]], "short": [["BlockStored", [1], None], ["BlockRemoved", []]], "none": [],
+                     "unknown": [["Other", 1, -5, 2.5, True, b"x", {"a": [1, [2, [3]]]}], STORED + ["more", {}]],
+                     "texts": [["BlockRemoved", [1], "\x1b[2J\n\u00e9\"\\", 1], ["BlockStored", [], None, [], 1, None, "x" * 40]]}.items():
+    put("kv_events", name, msgpack([1700000000.25, events, 0]))
+put("kv_events", "times", msgpack([float("nan"), [REMOVED], 0]))
+put("kv_events", "wide", b"\xdd" + struct.pack(">I", 3) + msgpack(-1e300) + b"\xdd" + struct.pack(">I", 1) + msgpack(REMOVED) + b"\xd0\xff\xca\0\0\0\0")
