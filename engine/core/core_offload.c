@@ -20,6 +20,7 @@
 
 #define MAX_BLOCKS    (1 << 28)
 #define TELL_EVERY_US 1000000 /* what is on disk */
+#define WARN_EVERY_US 60000000
 
 struct core_offload {
     core_offload_opts opts;
@@ -28,6 +29,7 @@ struct core_offload {
     offload_connector *connector;
     uint64_t told_version; /* of the disk tier, by events */
     uint64_t next_tell_us;
+    log_limit stuck[2];   /* warnings: writes, reads */
     bool is_region_stuck; /* threads that hang may still use it */
 };
 
@@ -302,6 +304,18 @@ void core_offload_get_stats(offload_stats *out, const core_offload *o)
     out->disk.size_bytes = o->disk != NULL ? (uint64_t)o->opts.cfg->kv_offload_disk : 0;
 }
 
+static void warn_if_stuck(core_offload *o)
+{
+    static const char *const what[] = {
+        "nothing can be written: the file system hangs, or another engine that uses the directory",
+        "nothing can be read: the file system hangs; what lies there is computed again"};
+    for (int i = 0; i < 2; i++) {
+        if (disk_tier_is_stuck(o->disk, i == 1) &&
+            log_limit_pass(&o->stuck[i], WARN_EVERY_US, NULL))
+            log_warn("disk", "%s dir=%s", what[i], o->opts.cfg->kv_offload_dir);
+    }
+}
+
 /* Files come and go by the hands of several threads and engines: the tier is walked when something
  * has changed, not told one by one. */
 void core_offload_turn(core_offload *o)
@@ -309,6 +323,7 @@ void core_offload_turn(core_offload *o)
     if (o == NULL || o->disk == NULL || o->connector == NULL)
         return;
     offload_connector_pump(o->connector); /* no step may come that would */
+    warn_if_stuck(o);
     if (o->opts.events == NULL)
         return;
     uint64_t now_us = clock_now_us();

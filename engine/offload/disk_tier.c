@@ -32,6 +32,7 @@ enum {
     DEFAULT_REMOVALS = 1 << 14,
     MAX_JOBS = 1 << 20,
     DEFAULT_REST_MS = 10000,
+    DEFAULT_STUCK_MS = 2000,
     END_LIMIT_S = 5
 };
 
@@ -65,6 +66,7 @@ static void set_opts(disk_tier *d, const disk_tier_opts *opts)
     d->opts.max_jobs = opts->max_jobs != 0 ? opts->max_jobs : DEFAULT_JOBS;
     d->opts.max_removals = opts->max_removals != 0 ? opts->max_removals : DEFAULT_REMOVALS;
     d->opts.rest_ms = opts->rest_ms != 0 ? opts->rest_ms : DEFAULT_REST_MS;
+    d->opts.stuck_ms = opts->stuck_ms != 0 ? opts->stuck_ms : DEFAULT_STUCK_MS;
     d->opts.dir = d->path;
     memcpy(d->kind.fingerprint, opts->fingerprint, HASH_SHA256_BYTES);
     d->kind.n_ranks = shape->n_ranks;
@@ -333,7 +335,8 @@ static bool submit(disk_tier *d, disk_tier_queue *q, const disk_tier_job *job)
     if (q->n_out >= d->opts.max_jobs || rests(q))
         return false;
     PGD_ASSERT(ring_push(q->jobs, job));
-    q->n_out++;
+    if (q->n_out++ == 0)
+        q->answer_us = clock_now_us();
     sem_post(&q->n_jobs);
     return true;
 }
@@ -373,7 +376,15 @@ bool disk_tier_next_done(disk_tier *d, disk_tier_done *out)
                      : out->is_read  ? &d->reads.n_out
                                      : &d->writes.n_out;
     (*n_out)--;
+    if (!out->is_removal)
+        (out->is_read ? &d->reads : &d->writes)->answer_us = clock_now_us();
     return true;
+}
+
+bool disk_tier_is_stuck(const disk_tier *d, bool is_read)
+{
+    const disk_tier_queue *q = is_read ? &d->reads : &d->writes;
+    return q->n_out > 0 && clock_now_us() - q->answer_us > (uint64_t)d->opts.stuck_ms * 1000;
 }
 
 void disk_tier_get_stats(disk_tier_stats *out, const disk_tier *d)

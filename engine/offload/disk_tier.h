@@ -30,7 +30,8 @@ typedef struct disk_tier_opts {
     int32_t n_threads;                      /* for each direction; 0 = 2 */
     int32_t max_jobs;                       /* queued or under way in each direction; 0 = 256 */
     int32_t max_removals;                   /* likewise; 0 = 16384 */
-    int32_t rest_ms; /* how long a direction rests after a fault of the disk; 0 = 10 s */
+    int32_t rest_ms;  /* how long a direction rests after a fault of the disk; 0 = 10 s */
+    int32_t stuck_ms; /* after how long without an answer a direction is stuck; 0 = 2 s */
     /* There is something for next_done. Called from the tier's threads; may be NULL. */
     void (*wake)(void *arg);
     void *arg;
@@ -47,6 +48,9 @@ bool disk_tier_destroy(disk_tier *d);
 
 /* Seems to be on disk; another engine may have removed it since, then the read fails. */
 bool disk_tier_lookup(const disk_tier *d, const offload_key *key);
+/* Reads are out (or writes), and for a while none has come back: a file system that hangs, or another
+ * engine that does while it holds the account. Whoever waits should not. */
+bool disk_tier_is_stuck(const disk_tier *d, bool is_read);
 /* Up to max_keys keys that seem to be on disk, in no order: a kv_tier_list_fn for
  * kv_events_set_tier; d is a disk_tier. */
 int32_t disk_tier_list(offload_key *out, const void *d, int32_t max_keys, int32_t *cursor);

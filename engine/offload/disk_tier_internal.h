@@ -42,6 +42,8 @@ typedef struct disk_tier_queue {
     pthread_mutex_t m;               /* among the threads that pop */
     _Atomic uint64_t rests_until_us; /* 0 = does not rest */
     int32_t n_out;                   /* taken and not given by next_done, no removals; core */
+    uint64_t
+        answer_us; /* of those that are out: the last one given, or the first one taken; core */
     _Atomic uint64_t n_ok, n_failed; /* statistics, as the next two */
     _Atomic uint64_t n_bytes, us;
 } disk_tier_queue;

@@ -7,7 +7,7 @@
  * A request that waits is asked with every step, so the answer is kept in it and holds:
  *   NONE       while the local prefix and the request's hashes are the same, until the worker is lost
  *   HIT        while none of its blocks was evicted or begins to be loaded for another
- *   ASK_AGAIN  while the first block that it waits for is still on its way */
+ *   ASK_AGAIN  while the first block that it waits for is still on its way, and the disk answers */
 #include "common/clock.h"
 #include "engine/offload/offload_connector_internal.h"
 
@@ -164,6 +164,13 @@ static bool is_patient(const request *r)
     return r->tier.since_us == 0 || clock_now_us() - r->tier.since_us < OFFLOAD_PATIENCE_US;
 }
 
+/* Blocks that are read from a disk that hangs look like any that are on their way: then nobody waits
+ * for any. */
+static bool is_stuck(const offload_connector *c)
+{
+    return c->opts.disk != NULL && disk_tier_is_stuck(c->opts.disk, true);
+}
+
 static void answer_later(request *r)
 {
     if (r->tier.since_us == 0)
@@ -213,8 +220,9 @@ static int32_t count_misses(const offload_connector *c, int32_t n_items)
 /* Tries shorter prefixes when there is no room to bring up the longest. */
 static void work_out(offload_connector *c, request *r, int32_t n_local)
 {
-    offload_reach reach = {.disk = c->opts.disk != NULL && !r->tier.was_promoted,
-                           .pending = r->tier.n_waits < OFFLOAD_MAX_WAITS && is_patient(r)};
+    bool may_wait = is_patient(r) && !is_stuck(c);
+    offload_reach reach = {.disk = c->opts.disk != NULL && !r->tier.was_promoted && !is_stuck(c),
+                           .pending = r->tier.n_waits < OFFLOAD_MAX_WAITS && may_wait};
     int32_t n_most = align(c, n_known(c, r));
     int32_t n_tokens = find_longest(c, r, n_local, n_most, reach);
     while (n_tokens > n_local) {
@@ -270,14 +278,14 @@ static bool does_hold(const offload_connector *c, const request *r, int32_t n_lo
 {
     const request_tier *t = &r->tier;
     if (t->answer == 0 || t->n_local_tokens != n_local || t->n_block_hashes != r->n_block_hashes)
-        return offload__is_promoting(c, r) && is_patient(r);
+        return offload__is_promoting(c, r) && is_patient(r) && !is_stuck(c);
     switch ((kv_match_kind)(t->answer - 1)) {
     case KV_MATCH_NONE:
         return t->stamp == c->n_resets;
     case KV_MATCH_HIT:
         return offload_manager_is_intact(c->manager, t->stamp);
     case KV_MATCH_ASK_AGAIN:
-        return is_still_waiting(c, r) && is_patient(r);
+        return is_still_waiting(c, r) && is_patient(r) && !is_stuck(c);
     }
     return false;
 }

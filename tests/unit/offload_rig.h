@@ -52,6 +52,7 @@ struct disk_tier {
     bool fails; /* reads do */
     bool refuses_removal;
     bool is_frozen;
+    bool is_stuck; /* says so */
     int n_reads, n_writes, n_clears;
 };
 
@@ -96,6 +97,11 @@ static int32_t rig_file(const disk_tier *d, const offload_key *key)
 bool disk_tier_lookup(const disk_tier *d, const offload_key *key)
 {
     return rig_file(d, key) >= 0;
+}
+
+bool disk_tier_is_stuck(const disk_tier *d, bool is_read)
+{
+    return is_read && d->is_stuck;
 }
 
 void disk_tier_touch(disk_tier *d, const offload_key *keys, int32_t n_keys)

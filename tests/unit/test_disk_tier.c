@@ -154,6 +154,46 @@ static void test_disk_tier_bounded_queue(void **state)
     rig_deinit(&g);
 }
 
+/* Another engine that was stopped while it held the account: a bad file cannot be taken out of it. */
+static void test_disk_tier_is_stuck(void **state)
+{
+    (void)state;
+    rig g;
+    char path[256];
+    disk_tier_done done;
+    offload_key key = disk_rig_key(0);
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+    rig_init(&g, 100);
+    g.opts.stuck_ms = 200;
+    disk_tier *d = disk_rig_open(&g.opts);
+    assert_true(disk_rig_write(d, &g.region, 0));
+    usleep(300000);
+    assert_false(disk_tier_is_stuck(d, true) || disk_tier_is_stuck(d, false)); /* nothing is out */
+    path_of(path, &g, 0);
+    assert_int_equal(truncate(path, 100), 0);
+    (void)snprintf(path, sizeof(path), "%s/accounts", g.dir);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(fcntl(fd, F_OFD_SETLKW, &lock), 0);
+    assert_true(disk_tier_read(d, &key, 1, 7));
+    usleep(300000);
+    assert_false(disk_tier_next_done(d, &done));
+    assert_true(disk_tier_is_stuck(d, true));
+    assert_false(disk_tier_is_stuck(d, false));
+    disk_rig_fill(&g.region, 0, 1);
+    key = disk_rig_key(1);
+    assert_true(disk_tier_write(d, &key, 0, 8));
+    usleep(300000);
+    assert_true(disk_tier_is_stuck(d, false));
+    close(fd);
+    (void)disk_rig_wait_done(d);
+    (void)disk_rig_wait_done(d);
+    assert_false(disk_tier_is_stuck(d, true) || disk_tier_is_stuck(d, false));
+    assert_true(disk_rig_read(d, &g.region, 1));
+    assert_true(disk_tier_destroy(d));
+    rig_deinit(&g);
+}
+
 static void test_disk_tier_evicts_least_recent(void **state)
 {
     enum { N_KEYS = 40, MAX_FILES = 12, N_OPS = 1500 };
@@ -606,6 +646,7 @@ int main(void)
         cmocka_unit_test(test_disk_tier_keeps_blocks),
         cmocka_unit_test(test_disk_tier_clear),
         cmocka_unit_test(test_disk_tier_bounded_queue),
+        cmocka_unit_test(test_disk_tier_is_stuck),
         cmocka_unit_test(test_disk_tier_evicts_least_recent),
         cmocka_unit_test(test_disk_tier_order_in_files),
         cmocka_unit_test(test_disk_tier_spares_what_others_want),

@@ -1,4 +1,4 @@
-/* Of which tier the tokens of a hit are told to be. */
+/* Of which tier the tokens of a hit are told to be, and for what nobody waits. */
 #include "tests/unit/offload_rig.h"
 
 /* Host memory loses the blocks with tokens from .. to - 1. */
@@ -75,12 +75,47 @@ static void test_offload_match_tiers_of_a_hybrid(void **state)
     expect(groups, 2, 96, 112, 128, 32); /* a block of the window is twice as long */
 }
 
+/* Before its patience ends, and for whoever comes while it lasts. */
+static void test_offload_match_does_not_wait_for_a_stuck_disk(void **state)
+{
+    (void)state;
+    RIG_INIT(.has_disk = true);
+    FIX_ADD(&g.f, .n_prompt = 97, .n_common = 96, .max_tokens = 1);
+    rig_finish();
+    rig_settle();
+    while (g.disk.n_jobs > 0)
+        offload_connector_pump(g.c);
+    assert_true(scheduler_reset_prefix_cache(g.f.s));
+    request *a = FIX_ADD(&g.f, .n_prompt = 120, .n_common = 96, .max_tokens = 2);
+    forget(a, 0, 96);
+    g.disk.is_frozen = true;
+    assert_false(rig_schedule()); /* it waits */
+    g.disk.is_stuck = true;
+    assert_true(rig_step());
+    assert_int_equal(a->num_cached_tokens, 0);
+    rig_finish();
+    assert_true(scheduler_reset_prefix_cache(g.f.s));
+    /* Blocks 0 to 3 are being read, the others are on disk only. */
+    request *b = FIX_ADD(&g.f, .n_prompt = 110, .n_common = 96, .max_tokens = 2);
+    int n_jobs = g.disk.n_jobs;
+    assert_true(rig_step());
+    assert_int_equal(b->num_cached_tokens, 0);
+    assert_int_equal(g.disk.n_jobs, n_jobs);
+    g.disk.is_stuck = g.disk.is_frozen = false;
+    while (g.disk.n_jobs > 0)
+        offload_connector_pump(g.c);
+    rig_finish();
+    rig_settle();
+    rig_deinit();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_offload_match_tiers_of_a_full_group),
         cmocka_unit_test(test_offload_match_tiers_of_a_window),
         cmocka_unit_test(test_offload_match_tiers_of_a_hybrid),
+        cmocka_unit_test(test_offload_match_does_not_wait_for_a_stuck_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
