@@ -139,7 +139,7 @@ def test_sigterm_drains(daemons):
 
 def test_sigterm_answers_what_is_still_being_read(daemons):
     """Bodies that are parsed and tokenized when the signal comes are no running requests yet, and get their answer all the same."""
-    d = daemons("--device", "sim")
+    d = daemons("--device", "sim", "--shutdown-timeout-s", 30 * SLOW)
     text = "time way people " * 150000
     body = json.dumps({"prompt": text}).encode()
     answers = {}
